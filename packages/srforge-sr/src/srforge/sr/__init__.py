@@ -1,1 +1,28 @@
-"""srforge.sr."""
+"""Super-resolution: models, losses, metrics, degradations and data sets."""
+
+from srforge.sr.colour import rgb_to_luma, to_float, to_stored
+from srforge.sr.datasets import DemoPhotographs, demo_photographs
+from srforge.sr.losses import charbonnier, l1
+from srforge.sr.metrics import psnr, psnr_y, ssim, ssim_y
+from srforge.sr.models import EDSR, RRDBNet
+from srforge.sr.resize import bicubic_downscale, bicubic_upscale, mod_crop, resize_bicubic
+
+__all__ = [
+    "EDSR",
+    "DemoPhotographs",
+    "RRDBNet",
+    "bicubic_downscale",
+    "bicubic_upscale",
+    "charbonnier",
+    "demo_photographs",
+    "l1",
+    "mod_crop",
+    "psnr",
+    "psnr_y",
+    "resize_bicubic",
+    "rgb_to_luma",
+    "ssim",
+    "ssim_y",
+    "to_float",
+    "to_stored",
+]

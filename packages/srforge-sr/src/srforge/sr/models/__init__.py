@@ -1,0 +1,9 @@
+"""Generators and discriminators for super-resolution."""
+
+from srforge.sr.models.edsr import EDSR
+from srforge.sr.models.rrdbnet import RRDBNet
+
+__all__ = [
+    "EDSR",
+    "RRDBNet",
+]
