@@ -12,7 +12,7 @@ from srforge.distributed.seeding import mix
 
 _GOLDEN = -0x61C8864680B583EB  # the odd integer next to 2^64 / golden ratio, as a signed 64-bit word
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # of the SplitMix64 finaliser, signed
-_NUM_ROUNDS = 8
+_NUM_ROUNDS = 6
 _SORTED_LENGTH = 4096  # a Feistel network over so few positions is visibly not random; sorting them is quick and is
 _MAX_LENGTH = 2**62
 _PERMUTE, _UNIFORMS = 1, 2  # keep the two functions apart under one key
@@ -54,10 +54,11 @@ def permute(positions: Tensor, length: int, key: int) -> Tensor:
     if length <= _SORTED_LENGTH:
         words = torch.arange(length, device=positions.device).mul_(_GOLDEN).add_(_signed(mix(key, _PERMUTE)))
         return torch.argsort(_scramble_(words), stable=True)[positions]
-    images = _feistel(positions.flatten(), length, key)
+    round_keys = [_signed(mix(key, _PERMUTE, round_number)) for round_number in range(_NUM_ROUNDS)]
+    images = _feistel(positions.flatten(), length, round_keys)
     outside = (images >= length).nonzero().flatten()
     while outside.numel():
-        moved = _feistel(images[outside], length, key)
+        moved = _feistel(images[outside], length, round_keys)
         images[outside] = moved
         outside = outside[moved >= length]
     return images.view(positions.shape)
@@ -93,22 +94,22 @@ def uniforms(key: int, indices: Tensor, num: int, *, dtype: torch.dtype = torch.
     return _shift_right(words, 64 - bits).to(dtype).mul_(2.0**-bits)
 
 
-def _feistel(positions: Tensor, length: int, key: int) -> Tensor:
+def _feistel(positions: Tensor, length: int, round_keys: list[int]) -> Tensor:
     """Permute ``range(2 ** bits)``, the smallest such range that holds ``range(length)``."""
     bits = (length - 1).bit_length()
     low_bits = bits // 2
     high = positions >> low_bits
     low = positions & ((1 << low_bits) - 1)
-    for round_number in range(0, _NUM_ROUNDS, 2):
-        high ^= _round(low, mix(key, _PERMUTE, round_number), bits - low_bits)
-        low ^= _round(high, mix(key, _PERMUTE, round_number + 1), low_bits)
+    for even_key, odd_key in zip(round_keys[::2], round_keys[1::2], strict=True):
+        high ^= _round(low, even_key, bits - low_bits)
+        low ^= _round(high, odd_key, low_bits)
     return high.bitwise_left_shift_(low_bits).bitwise_or_(low)
 
 
 def _round(half: Tensor, round_key: int, bits: int) -> Tensor:
     """Hash one half of each word to ``bits`` bits: the upper ones, which depend on every bit of the input."""
-    words = (half + _signed(round_key)).mul_(_MULTIPLIERS[0])
-    words ^= _shift_right(words, 32)
+    words = (half + round_key).mul_(_MULTIPLIERS[0])
+    words ^= words >> 32  # with copies of the sign: a round function may be any function
     return _shift_right(words.mul_(_MULTIPLIERS[1]), 64 - bits)
 
 

@@ -7,6 +7,7 @@ A stream is asked for any positions in any order. Who asks for which ones is the
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -70,7 +71,7 @@ class ShuffledStream:
             permute(within, self._num_samples, mix(self._seed, _SHUFFLE, epoch, number))
             for number, within in _split_passes(positions, self._num_samples)
         ]
-        return _concatenate(parts), positions // self._num_samples
+        return torch.cat(parts), positions // self._num_samples
 
 
 class WeightedStream:
@@ -128,15 +129,16 @@ class OrderStream:
         self._length = len(order)
         self._seed = seed
         self._read_pass: tuple[int, int] | None = None
-        self._indices = torch.empty(0, dtype=torch.int64)
+        self._indices_and_times_seen = torch.empty(2, 0, dtype=torch.int64)
 
     def __len__(self) -> int:
         return self._length
 
     def take(self, positions: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """See ``IndexStream.take``."""
-        parts = [self._read(epoch, number)[within] for number, within in _split_passes(positions, self._length)]
-        return _concatenate(parts), positions // self._length
+        parts = [self._read(epoch, number)[:, within] for number, within in _split_passes(positions, self._length)]
+        indices, times_seen = torch.cat(parts, dim=1)
+        return indices, positions // self._length * self._length + times_seen
 
     def start_epoch(self) -> None:
         """Forget what was read: the data behind the sampler may have changed since."""
@@ -146,15 +148,18 @@ class OrderStream:
         if self._read_pass != (epoch, number):
             announce_epoch(self._order, epoch)
             with seeded_order(self._order, mix(self._seed, _ORDER, epoch, number)):
-                indices = array("q", map(plain_index, self._order))
+                # one more than there should be is enough to tell, also of an endless sampler
+                indices = array("q", map(plain_index, islice(self._order, self._length + 1)))
             if len(indices) != self._length:
+                found = "more" if len(indices) > self._length else len(indices)
                 raise ConfigurationError(
-                    f"`order` must yield the {self._length} indices that its length says, but yielded {len(indices)} "
-                    f"in epoch {epoch}. Correct its `__len__`."
+                    f"`order` must yield the {self._length} indices that its length says, but yielded {found} in epoch "
+                    f"{epoch}. Correct its `__len__`."
                 )
-            self._indices = torch.tensor(indices, dtype=torch.int64)
+            read = torch.tensor(indices, dtype=torch.int64)
+            self._indices_and_times_seen = torch.stack([read, _times_seen_before(read)])
             self._read_pass = (epoch, number)
-        return self._indices
+        return self._indices_and_times_seen
 
 
 def announce_epoch(order: object, epoch: int) -> None:
@@ -225,5 +230,10 @@ def _split_passes(positions: Tensor, length: int) -> Iterator[tuple[int, Tensor]
     yield from zip(passes.tolist(), torch.split(positions % length, sizes.tolist()), strict=True)
 
 
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+def _times_seen_before(indices: Tensor) -> Tensor:
+    """Count, for each index, how often it came earlier: samplers with replacement repeat some."""
+    ordered, by_index = torch.sort(indices, stable=True)
+    first_of_run = torch.searchsorted(ordered, ordered)
+    counts = torch.empty_like(indices)
+    counts[by_index] = torch.arange(len(indices)) - first_of_run
+    return counts

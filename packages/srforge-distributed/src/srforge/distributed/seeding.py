@@ -7,7 +7,7 @@ import logging
 import random
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -118,15 +118,14 @@ def seed_generators(derived: int) -> None:
     torch.default_generator.manual_seed(derived)
 
 
-@contextmanager
-def preserved_rng(*, cuda: bool = False) -> Iterator[None]:
-    """Restore the global generators on leaving, whatever the body drew or seeded.
+def capture_rng(*, cuda: bool = False) -> Callable[[], None]:
+    """Return a function that puts the global generators back to where they are now.
 
     Args:
-        cuda: Preserve the generators of all CUDA devices too (one that is not in use yet has no state to preserve).
+        cuda: Include the generators of all CUDA devices (one that is not in use yet has no state).
 
-    Yields:
-        Nothing: python's, numpy's (if loaded on entry) and torch's CPU generators are restored.
+    Returns:
+        A function without arguments: restores python's, numpy's (if it is loaded now) and torch's CPU generators.
     """
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
@@ -134,15 +133,33 @@ def preserved_rng(*, cuda: bool = False) -> Iterator[None]:
     torch_state = torch.default_generator.get_state()
     cuda_in_use = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda_states = torch.cuda.get_rng_state_all() if cuda_in_use else []
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         random.setstate(python_state)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
         torch.default_generator.set_state(torch_state)
         if cuda_states:
             torch.cuda.set_rng_state_all(cuda_states)
+
+    return restore
+
+
+@contextmanager
+def preserved_rng(*, cuda: bool = False) -> Iterator[None]:
+    """Restore the global generators on leaving, whatever the body drew or seeded.
+
+    Args:
+        cuda: Preserve the generators of all CUDA devices too.
+
+    Yields:
+        Nothing.
+    """
+    restore = capture_rng(cuda=cuda)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _scramble(word: int) -> int:
