@@ -1,0 +1,182 @@
+"""One process per device: ``DistributedDataParallel`` around each trainable part, gradients all-reduced."""
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from srforge.distributed.ddp_errors import explained_ddp_errors
+from srforge.distributed.errors import ConfigurationError
+from srforge.distributed.options import DistributedOptions
+from srforge.distributed.parts import has_trainable_parameters, reducers, replace_part
+from srforge.distributed.strategy import TrainingStrategy
+from srforge.distributed.topology import Topology
+
+#: The argument that switches DDP's buffer broadcasts; newer versions of torch renamed it.
+_BUFFER_BROADCASTS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+
+class DDPStrategy(TrainingStrategy):
+    """Training with one process per device; each owns a shard of the data and a replica of the model.
+
+    Attributes:
+        backend: ``nccl`` or ``gloo``.
+    """
+
+    name = "ddp"
+
+    def __init__(
+        self,
+        topology: Topology,
+        device: torch.device,
+        options: DistributedOptions | None = None,
+        *,
+        backend: str = "gloo",
+    ) -> None:
+        super().__init__(topology, device, options)
+        self.backend = backend
+        self._owns_group = False
+
+    def setup(self) -> None:
+        """Open the process group, or adopt the one that exists. Idempotent.
+
+        Collective: every rank must call.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if dist.is_initialized():
+            return
+        arguments: dict[str, Any] = {
+            "backend": self.backend,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "timeout": timedelta(minutes=self.options.timeout_minutes),
+        }
+        if self.backend == "nccl":
+            # Eager: a wrong device shows here and not in the first collective.
+            arguments["device_id"] = self.device
+        if self.topology.master_addr is None:
+            from torch._C._distributed_c10d import HashStore
+
+            arguments["store"] = HashStore()  # a fleet of one needs no port
+        dist.init_process_group(**arguments)
+        self._owns_group = True
+
+    def teardown(self) -> None:
+        """Close the process group if this strategy opened it."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return every rank's tensor, ``(world_size, *shape)``, as bytes on the wire: any type, bit for bit."""
+        tensor = tensor.detach()
+        local = self._on_wire(tensor)
+        gathered = torch.empty((self.world_size, local.numel()), dtype=torch.uint8, device=local.device)
+        dist.all_gather(list(gathered.unbind()), local)
+        # A copy: a view in a wider type needs an aligned start.
+        flat = gathered.reshape(-1).to(tensor.device)
+        return flat.view(tensor.dtype).reshape(self.world_size, *tensor.shape)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Return the tensor of rank ``source``."""
+        tensor = tensor.detach()
+        local = self._on_wire(tensor)
+        dist.broadcast(local, src=source)
+        return local.to(tensor.device).view(tensor.dtype).reshape(tensor.shape)
+
+    def _on_wire(self, tensor: Tensor) -> Tensor:
+        """Return a tensor's bytes, shape ``(n,)``, on a device that the backend can send from."""
+        flat = tensor.contiguous().reshape(-1)
+        if self.backend == "nccl":
+            flat = flat.to(self.device)
+        return flat.view(torch.uint8)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's value in rank order."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Return the value of rank ``source``."""
+        values = [value if self.rank == source else None]
+        dist.broadcast_object_list(values, src=source, device=self.device if self.backend == "nccl" else None)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.backend == "nccl":
+            dist.barrier(device_ids=[self.device.index])
+        else:
+            dist.barrier()
+
+    def _convert(self, model: nn.Module) -> nn.Module:
+        if not self.options.sync_batchnorm:
+            return model
+        if self.device.type != "cuda":
+            raise ConfigurationError(
+                f"`sync_batchnorm` must be false on {self.device.type}, but is true: torch's SyncBatchNorm runs on "
+                "CUDA tensors only. Set it to false, or train on CUDA devices."
+            )
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            warnings.warn("`sync_batchnorm` has no effect: the model has no BatchNorm layer. Remove it.", stacklevel=4)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return converted
+
+    def _wrap(self, model: nn.Module, parts: Mapping[str, nn.Module]) -> nn.Module:
+        for name, part in parts.items():
+            if not has_trainable_parameters(part):
+                continue  # moved and broadcast; DDP refuses a module without gradients
+            wrapped = self._wrap_part(part)
+            if name == "":
+                return wrapped
+            replace_part(model, name, wrapped)
+        return model
+
+    def _wrap_part(self, part: nn.Module) -> DistributedDataParallel:
+        options = self.options
+        arguments: dict[str, Any] = {_BUFFER_BROADCASTS: False}
+        wrapped = DistributedDataParallel(
+            part,
+            gradient_as_bucket_view=True,
+            static_graph=options.static_graph,
+            find_unused_parameters=options.find_unused_parameters and not options.static_graph,
+            init_sync=False,  # `_replicate` sent parameters and buffers; DDP would send no buffers
+            **arguments,
+        )
+        hook = _HOOKS.get(options.gradient_compression)
+        if hook is not None:
+            wrapped.register_comm_hook(None, hook)
+        return wrapped
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which backward passes keep gradients local, in all parts; forward belongs inside too."""
+        return self._no_sync(model)
+
+    @contextmanager
+    def _no_sync(self, model: nn.Module) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in reducers(model):
+                stack.enter_context(part.no_sync())
+            yield
+
+    @contextmanager
+    def explained_errors(self, model: nn.Module) -> Iterator[None]:
+        """Raise DDP's own errors again with parameter names and the option that cures them."""
+        with explained_ddp_errors(model, static_graph=self.options.static_graph):
+            yield

@@ -1,0 +1,50 @@
+"""Every environment variable that ``srforge.distributed`` looks at, with what it means.
+
+The torch contract and the schedulers' task counts are read in one place, ``Topology.from_environment``; every other
+variable is read by a function here. Nothing else in the package touches ``os.environ``.
+"""
+
+import os
+
+#: Rank of this process in the fleet, 0 .. WORLD_SIZE - 1. Required when WORLD_SIZE > 1.
+RANK = "RANK"
+#: Rank of this process on its host; picks the device. Missing under Kubeflow v1: then 0.
+LOCAL_RANK = "LOCAL_RANK"
+#: Number of processes in the fleet. Unset means one.
+WORLD_SIZE = "WORLD_SIZE"
+#: Number of processes on this host. Optional.
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+#: Host on which rank 0 listens. Required when WORLD_SIZE > 1.
+MASTER_ADDR = "MASTER_ADDR"
+#: Port on which rank 0 listens, 1 .. 65535. Required when WORLD_SIZE > 1.
+MASTER_PORT = "MASTER_PORT"
+
+#: Task counts that schedulers set, by scheduler. More than one task without WORLD_SIZE means that nobody mapped the
+#: scheduler's variables to the torch contract.
+SCHEDULER_TASK_COUNTS = {
+    "SLURM_STEP_NUM_TASKS": "SLURM (srun)",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI (mpirun)",
+    "PMI_SIZE": "MPICH (mpiexec)",
+    "JSM_NAMESPACE_SIZE": "LSF (jsrun)",
+}
+
+#: Network interface that gloo binds to; needed where the host's own name resolves to a loopback address.
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+#: Network interface that NCCL binds to.
+NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+#: File in which torchrun looks for the first failing rank's error.
+TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def error_file() -> str | None:
+    """Return the path at which the launcher expects a report of an uncaught exception, or None."""
+    return os.environ.get(TORCHELASTIC_ERROR_FILE) or None
+
+
+#: Set to 1, errors of SR-Forge are shown with their traceback instead of as one line.
+SRFORGE_FULL_TRACEBACK = "SRFORGE_FULL_TRACEBACK"
+
+
+def full_traceback() -> bool:
+    """Return whether errors raised on purpose are to be shown with their traceback."""
+    return os.environ.get(SRFORGE_FULL_TRACEBACK, "0") not in ("", "0")
