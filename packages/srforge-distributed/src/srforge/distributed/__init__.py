@@ -1,8 +1,11 @@
 """Distributed training as an environment: start-up, sharding, gradient sync, metrics, gates and seeding."""
 
 from srforge.distributed.active import get_active_strategy, resolve_strategy, set_active_strategy, setup_device
+from srforge.distributed.batch_sharding import ShardedBatchSampler
+from srforge.distributed.counter_random import permute, uniforms
 from srforge.distributed.data_parallel import DataParallelStrategy
 from srforge.distributed.ddp import DDPStrategy
+from srforge.distributed.epochs import begin_epoch
 from srforge.distributed.errors import (
     CollectiveError,
     ConfigurationError,
@@ -11,9 +14,13 @@ from srforge.distributed.errors import (
     ReplicaDivergenceError,
     SRForgeError,
 )
+from srforge.distributed.iterable_shards import ShardedIterable, stop_together
 from srforge.distributed.options import DistributedOptions, refuse_fsdp
 from srforge.distributed.parts import load_plain_state_dict, plain_state_dict, unwrap_module
 from srforge.distributed.rehearsal import rehearse
+from srforge.distributed.seeding import mix, preserved_rng, resolve_seed, seed_epoch, seed_sample
+from srforge.distributed.shard_plan import ShardPlan
+from srforge.distributed.sharding import SampleKey, ShardedSampler, plan_of
 from srforge.distributed.single_device import SingleDeviceStrategy
 from srforge.distributed.strategy import TrainingStrategy
 from srforge.distributed.topology import Topology
@@ -28,16 +35,31 @@ __all__ = [
     "LaunchEnvironmentError",
     "ReplicaDivergenceError",
     "SRForgeError",
+    "SampleKey",
+    "ShardPlan",
+    "ShardedBatchSampler",
+    "ShardedIterable",
+    "ShardedSampler",
     "SingleDeviceStrategy",
     "Topology",
     "TrainingStrategy",
+    "begin_epoch",
     "get_active_strategy",
     "load_plain_state_dict",
+    "mix",
+    "permute",
     "plain_state_dict",
+    "plan_of",
+    "preserved_rng",
     "refuse_fsdp",
     "rehearse",
+    "resolve_seed",
     "resolve_strategy",
+    "seed_epoch",
+    "seed_sample",
     "set_active_strategy",
     "setup_device",
+    "stop_together",
+    "uniforms",
     "unwrap_module",
 ]
