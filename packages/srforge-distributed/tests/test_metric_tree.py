@@ -48,7 +48,7 @@ def test_tensors_with_a_shape_are_refused():
         MetricSum(torch.zeros(2), 1)
     with pytest.raises(ConfigurationError, match="`total` must be a real tensor"):
         MetricSum(torch.zeros((), dtype=torch.complex64), 1)
-    with pytest.raises(ConfigurationError, match="`count` must be a number or a tensor .* but is str"):
+    with pytest.raises(ConfigurationError, match=r"`count` must be a number or a tensor .* but is str"):
         MetricSum(1, "3")
 
 

@@ -23,7 +23,7 @@ def reduce_together(trees):
         for steps in running:
             try:
                 messages.append(steps.send(gathered.clone()))
-            except StopIteration as end:
+            except StopIteration as end:  # noqa: PERF203 - each rank ends in its own way
                 outcomes.append(end.value)
             except (CollectiveError, ConfigurationError) as error:
                 outcomes.append(error)
@@ -186,7 +186,7 @@ def test_conflicting_reductions_are_refused_by_name_on_every_rank():
     outcomes, _ = reduce_together(trees)
     assert len(outcomes) == 3
     for outcome in outcomes:
-        with pytest.raises(CollectiveError, match="`a/psnr` must be the same kind.* mean on rank 0, 2, sum on rank 1"):
+        with pytest.raises(CollectiveError, match=r"`a/psnr` must be the same kind.* mean on rank 0, 2, sum on rank 1"):
             raise outcome
 
 
@@ -194,7 +194,7 @@ def test_metric_that_is_a_group_elsewhere_is_refused_by_name_on_every_rank():
     for other in ({"psnr": {"B02": MetricSum(1, 1)}}, {"psnr": {}}):
         outcomes, _ = reduce_together([{"psnr": MetricSum(1, 1)}, other])
         for outcome in outcomes:
-            with pytest.raises(CollectiveError, match="`psnr` must be the same kind.*mean on rank 0, group on rank 1"):
+            with pytest.raises(CollectiveError, match=r"`psnr` must be the same kind.*mean on rank 0, group on rank 1"):
                 raise outcome
 
 
@@ -202,7 +202,7 @@ def test_metric_that_is_a_group_elsewhere_is_refused_by_name_on_every_rank():
 def test_malformed_tree_on_one_rank_ends_every_rank(malformed):
     outcomes, collectives = reduce_together([{"loss": MetricSum(1, 1)}, malformed])
     assert collectives == 2
-    with pytest.raises(CollectiveError, match="metrics of rank 1 could not be reduced: .*must be"):
+    with pytest.raises(CollectiveError, match=r"metrics of rank 1 could not be reduced: .*must be"):
         raise outcomes[0]
     with pytest.raises(ConfigurationError, match="must be"):
         raise outcomes[1]
@@ -219,14 +219,14 @@ def test_malformed_tree_on_all_ranks_is_an_error_too():
 def test_bad_counts_are_refused_by_name_and_rank(count):
     outcomes, _ = reduce_together([{"a": MetricSum(1, 1)}, {"a": MetricSum(1, count)}])
     for outcome in outcomes:
-        with pytest.raises(CollectiveError, match="`count` of metric `a` must be finite.* on rank 1"):
+        with pytest.raises(CollectiveError, match=r"`count` of metric `a` must be finite.* on rank 1"):
             raise outcome
 
 
 def test_total_without_count_is_refused_rather_than_dropped():
     outcomes, _ = reduce_together([{"a": MetricSum(1, 1)}, {"a": MetricSum(7, 0)}])
     for outcome in outcomes:
-        with pytest.raises(CollectiveError, match="`total` of metric `a` must be 0 .* but is 7.0 on rank 1"):
+        with pytest.raises(CollectiveError, match=r"`total` of metric `a` must be 0 .* but is 7.0 on rank 1"):
             raise outcome
 
 

@@ -87,7 +87,7 @@ def _gate_function(function: Callable[..., Any], like: Callable[..., Any] | None
     _refuse_ungateable(like)
     # The mark is the gate itself: a decorator above the gate copies the mark too, and is no gate.
     if getattr(function, _GATE, None) is function:
-        return function
+        return function  # type: ignore[no-any-return]
     name = getattr(like, "__qualname__", repr(like))
 
     if inspect.iscoroutinefunction(like):

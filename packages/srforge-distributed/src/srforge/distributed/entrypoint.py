@@ -1,0 +1,172 @@
+"""The frame around a script's main function: when one rank fails, all end soon and the cause is on record."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+from srforge.distributed.environment_variables import error_file, full_traceback
+from srforge.distributed.errors import LaunchEnvironmentError, SRForgeError
+from srforge.distributed.termination import (
+    SIGINT_EXIT_CODE,
+    leave,
+    leave_on_signals,
+    print_bounded,
+    run_finishers,
+)
+from srforge.distributed.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+#: Seconds for the finishers (trackers) of a rank that fails, before the process ends.
+DRAIN_SECONDS = 10.0
+#: Seconds that a rank which only lost its peer waits, so that the launcher sees the peer's failure first.
+AFTERMATH_SECONDS = 2.0
+
+# What torch says when the process at the other end of a connection is gone (gloo, NCCL, store).
+_LOST_PEER = re.compile(
+    r"connection (was )?(likely )?(closed|reset|aborted)|broken pipe|socket closed|got 0 bytes|ncclRemoteError"
+    r"|remote process exit",
+    re.IGNORECASE,
+)
+
+
+def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Frame a script's main function so that no failure of one rank leaves the others waiting.
+
+    With several ranks, an uncaught exception is printed with the rank on every line and recorded where torchrun looks
+    for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
+    clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
+    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143.
+
+    With one process, exceptions and Ctrl-C pass through, after the finishers. Errors of SR-Forge are one line,
+    ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
+
+    With Hydra put ``@hydra.main`` outermost and this below it.
+
+    Args:
+        function: The script's main function.
+
+    Returns:
+        The framed function, with the same signature.
+    """
+
+    @functools.wraps(function)
+    def main(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        topology = _topology()
+        several = topology.world_size > 1
+        tag = f"[rank {topology.rank}] " if several else ""
+        with leave_on_signals(tag, interrupt_too=several):
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # every way out of main ends here
+                if several:
+                    _leave_fleet(error, tag)
+                _finish_alone(error)
+                raise
+            run_finishers(0)
+        return result
+
+    return main
+
+
+def _topology() -> Topology:
+    try:
+        return Topology.from_environment()
+    except LaunchEnvironmentError:  # main will meet the same error; it is shown as any other
+        return Topology.single()
+
+
+def _finish_alone(error: BaseException) -> None:
+    """Close what has to be closed before the error of a process that nobody waits for passes on.
+
+    Raises:
+        SystemExit: In place of an error of SR-Forge, which has been shown as one line.
+    """
+    if isinstance(error, SystemExit):
+        run_finishers(_exit_code(error))
+    elif isinstance(error, KeyboardInterrupt):
+        run_finishers(SIGINT_EXIT_CODE)
+    else:
+        text = _describe(error)
+        _record(error, text)
+        run_finishers(1)
+        if isinstance(error, SRForgeError):
+            print_bounded(text)
+            raise SystemExit(1) from error
+
+
+def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
+    """End this process so that the others notice: they may be waiting for it in a collective."""
+    exit_code = 1
+    if isinstance(error, KeyboardInterrupt):
+        leave(SIGINT_EXIT_CODE, 0.0)
+    if isinstance(error, SystemExit):
+        exit_code = _exit_code(error) or 1
+        text = f"error: exited with {error.code!r} before the end of main, while the other ranks go on. Return instead."
+    else:
+        text = _describe(error)
+    if is_aftermath(error):
+        text += "\nAnother rank ended first: its own message tells the cause."
+        _print_tagged(text, tag)
+        # Time for the launcher to see the failure that came first, and to record it as the root cause. torchrun
+        # compares whole seconds.
+        time.sleep(AFTERMATH_SECONDS)
+        _record(error, text)
+    else:
+        _record(error, text)
+        _print_tagged(text, tag)
+    leave(exit_code, DRAIN_SECONDS, last_words=tag + text.splitlines()[-1])
+
+
+def is_aftermath(error: BaseException | None) -> bool:
+    """Return whether an error says no more than that another process is gone."""
+    while error is not None:
+        if isinstance(error, (RuntimeError, SRForgeError)) and _LOST_PEER.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, SRForgeError) and not full_traceback():
+        return f"error: {error}"
+    frames = traceback.TracebackException.from_exception(error)
+    return "".join(frames.format()).rstrip()
+
+
+def _print_tagged(text: str, tag: str) -> None:
+    sys.stdout.flush()
+    # One write, so that the lines of two ranks do not mix.
+    print_bounded("\n".join(tag + line for line in text.splitlines()))
+
+
+def _record(error: BaseException, text: str) -> None:
+    """Write the failure where torchrun reads the root cause from, in its format."""
+    path = error_file()
+    if path is None:
+        return
+    message = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
+    }
+    try:
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+    except OSError as failure:
+        print_bounded(f"the failure could not be recorded in {path}: {failure}")
