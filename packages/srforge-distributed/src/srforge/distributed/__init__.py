@@ -5,6 +5,7 @@ from srforge.distributed.batch_sharding import ShardedBatchSampler
 from srforge.distributed.counter_random import permute, uniforms
 from srforge.distributed.data_parallel import DataParallelStrategy
 from srforge.distributed.ddp import DDPStrategy
+from srforge.distributed.entrypoint import rank_entrypoint
 from srforge.distributed.epochs import begin_epoch
 from srforge.distributed.errors import (
     CollectiveError,
@@ -14,15 +15,21 @@ from srforge.distributed.errors import (
     ReplicaDivergenceError,
     SRForgeError,
 )
+from srforge.distributed.gate_scope import inside_gate
+from srforge.distributed.gates import every_rank, is_main_process, main_process_only
 from srforge.distributed.iterable_shards import ShardedIterable, stop_together
+from srforge.distributed.metric_tree import MetricSum
 from srforge.distributed.options import DistributedOptions, refuse_fsdp
+from srforge.distributed.ordered_gather import gather_in_order
 from srforge.distributed.parts import load_plain_state_dict, plain_state_dict, unwrap_module
+from srforge.distributed.reductions import ReductionReport
 from srforge.distributed.rehearsal import rehearse
 from srforge.distributed.seeding import mix, preserved_rng, resolve_seed, seed_epoch, seed_sample
 from srforge.distributed.shard_plan import ShardPlan
 from srforge.distributed.sharding import SampleKey, ShardedSampler, plan_of
 from srforge.distributed.single_device import SingleDeviceStrategy
 from srforge.distributed.strategy import TrainingStrategy
+from srforge.distributed.termination import on_exit
 from srforge.distributed.topology import Topology
 
 __all__ = [
@@ -33,6 +40,8 @@ __all__ = [
     "DistributedOptions",
     "EmptyReductionError",
     "LaunchEnvironmentError",
+    "MetricSum",
+    "ReductionReport",
     "ReplicaDivergenceError",
     "SRForgeError",
     "SampleKey",
@@ -44,13 +53,20 @@ __all__ = [
     "Topology",
     "TrainingStrategy",
     "begin_epoch",
+    "every_rank",
+    "gather_in_order",
     "get_active_strategy",
+    "inside_gate",
+    "is_main_process",
     "load_plain_state_dict",
+    "main_process_only",
     "mix",
+    "on_exit",
     "permute",
     "plain_state_dict",
     "plan_of",
     "preserved_rng",
+    "rank_entrypoint",
     "refuse_fsdp",
     "rehearse",
     "resolve_seed",
