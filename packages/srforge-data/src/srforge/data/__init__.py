@@ -1,1 +1,22 @@
-"""srforge.data."""
+"""Data loading for PyTorch that cannot deadlock, with exact randomness, hang reports and image reading."""
+
+import srforge.data.server_guard  # noqa: F401 - first: ties a fork server to its rank before torch is imported
+
+# isort: split
+from srforge.data.factory import DataLoaderFactory
+from srforge.data.opencv import OpenCVImportError, import_cv2
+from srforge.data.per_process import OncePerProcess
+from srforge.data.pickling import DatasetPicklingError
+from srforge.data.policy import worker_policy
+from srforge.data.seeded import SampleError, SeededDataset
+
+__all__ = [
+    "DataLoaderFactory",
+    "DatasetPicklingError",
+    "OncePerProcess",
+    "OpenCVImportError",
+    "SampleError",
+    "SeededDataset",
+    "import_cv2",
+    "worker_policy",
+]

@@ -1,0 +1,77 @@
+"""No worker and no fork server outlives its rank, however the rank ends.
+
+A worker that a fork server started is the server's child: it is not told when the rank is killed. Both hold the read
+end of a pipe whose write end the rank holds, so the kernel can tell them. This module must stay light: the fork server
+imports it before torch.
+"""
+
+import os
+import re
+import select
+import sys
+import threading
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+
+_POLL_SECONDS = 0.5
+_SERVER_COMMAND = re.compile(r"multiprocessing\.forkserver import main; ?main\((\d+), (\d+), ")
+
+
+def end_with_parent(*, by_signal: bool = sys.platform == "linux") -> None:
+    """Make this worker process end as soon as the process that asked for it does.
+
+    Args:
+        by_signal: The kernel ends the process, also while a C call holds the interpreter's lock (Linux). Otherwise a
+            daemon thread does, once it gets the lock.
+    """
+    parent = parent_process()
+    if parent is None:
+        return  # the rank itself
+    if by_signal:
+        _end_on_eof(int(parent.sentinel))
+    else:
+        threading.Thread(
+            target=_wait_and_end, args=(parent.sentinel, os.getppid()), name="srforge-lifetime", daemon=True
+        ).start()
+
+
+def guard_fork_server(command_line: list[str] | None = None) -> bool:
+    """In a fork server, end it with its rank from now on; anywhere else, do nothing.
+
+    The server watches its rank by itself once it serves, but for the seconds in which it imports the preloaded
+    modules nobody would.
+
+    Args:
+        command_line: Of this process; for tests.
+
+    Returns:
+        Whether this process is a fork server that is now guarded.
+    """
+    if sys.platform != "linux":
+        return False
+    command = " ".join(sys.orig_argv if command_line is None else command_line)
+    found = _SERVER_COMMAND.search(command)
+    if found is None or parent_process() is not None:
+        return False
+    _end_on_eof(int(found.group(2)))
+    return True
+
+
+def _end_on_eof(pipe: int) -> None:
+    """Have the kernel send SIGIO, whose default action ends a process, when the pipe's last writer is gone."""
+    import fcntl
+
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    hung_up = select.poll()
+    hung_up.register(pipe, select.POLLIN)
+    if hung_up.poll(0):
+        os._exit(1)  # the rank died before the kernel was asked
+
+
+def _wait_and_end(sentinel: int, parent_pid: int) -> None:
+    # Forked siblings inherit each other's write ends, so the parent's id is looked at too.
+    while not wait([sentinel], timeout=_POLL_SECONDS):
+        if os.getppid() != parent_pid:
+            break
+    os._exit(1)

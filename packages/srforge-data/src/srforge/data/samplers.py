@@ -1,0 +1,134 @@
+"""Which sampler a loader gets: the strategy's own, or the user's order, sharded and with the epoch attached."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DistributedSampler, Sampler
+
+from srforge.distributed.batch_sharding import ShardedBatchSampler
+from srforge.distributed.errors import ConfigurationError
+from srforge.distributed.index_streams import announce_epoch
+from srforge.distributed.sharding import SampleKey, ShardedSampler
+from srforge.distributed.strategy import TrainingStrategy
+
+
+class EpochKeys(Sampler[Any]):
+    """A sampler, or batch sampler, that is sharded already, with the epoch attached to what it yields.
+
+    Args:
+        sampler: A ``DistributedSampler``, or a batch sampler around one.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.sampler:
+            if isinstance(item, Iterable):
+                yield [SampleKey(index, self.epoch) for index in item]
+            else:
+                yield SampleKey(item, self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration yields.
+
+        Args:
+            epoch: 0-based epoch.
+        """
+        self.epoch = epoch
+        announce_epoch(self.sampler, epoch)
+
+
+def choose_sampler(
+    strategy: TrainingStrategy,
+    num_samples: int,
+    *,
+    batch_size: int | None,
+    shuffle: bool,
+    seed: int,
+    plan: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the loader's arguments that decide which samples come, and in what batches.
+
+    Args:
+        strategy: The active strategy: says which rank this is.
+        num_samples: Length of the data set.
+        batch_size: Samples per rank and micro-batch; None: the data set's items are batches.
+        shuffle: Draw a new permutation each epoch.
+        seed: The run's seed.
+        plan: ``training`` (None: as ``shuffle``) and options of ``ShardPlan``.
+        given: ``sampler``, ``batch_sampler`` and ``drop_last``, where the user gave them.
+
+    Returns:
+        ``sampler`` and ``batch_size``, or ``batch_sampler``; and ``drop_last``.
+
+    Raises:
+        ConfigurationError: Arguments contradict each other.
+    """
+    sampler, batch_sampler = given.get("sampler"), given.get("batch_sampler")
+    drop_last = bool(given.get("drop_last", False))
+    options = dict(plan)
+    training = options.pop("training", None)
+    own = "sampler" if batch_sampler is None else "batch_sampler"
+    if sampler is not None and batch_sampler is not None:
+        raise ConfigurationError("`sampler` and `batch_sampler` must not both be given, but are. Keep one of them.")
+    if sampler is not None or batch_sampler is not None:
+        if shuffle:
+            raise ConfigurationError(f"`shuffle` must be False beside `{own}`, which gives the order, but is True.")
+        if is_sharded(sampler if batch_sampler is None else batch_sampler):
+            return _pass_through(own, given[own], batch_size, options, drop_last=drop_last)
+        if training is None:
+            raise ConfigurationError(
+                f"`training` must be given beside `{own}`, but is not. Say training=True for equal numbers of batches "
+                "on all ranks, or training=False for each sample once."
+            )
+    if batch_sampler is not None:
+        if drop_last:
+            raise ConfigurationError("`drop_last` must be left to `batch_sampler`, but is True. Leave it out.")
+        return {
+            "batch_sampler": ShardedBatchSampler(
+                batch_sampler,
+                training=bool(training),
+                seed=seed,
+                rank=strategy.rank,
+                world_size=strategy.world_size,
+                **options,
+            )
+        }
+    training = shuffle if training is None else bool(training)
+    if drop_last and training:  # the plan drops the tail of the fleet's epoch, the loader would drop each rank's own
+        if options.get("tail", "drop") not in ("drop", "exact"):
+            raise ConfigurationError(f"`drop_last` must not contradict `tail`, but tail is {options['tail']!r}.")
+        options["tail"], drop_last = "drop", False
+    if sampler is not None:
+        options["order"] = sampler
+    sharded = strategy.make_sampler(
+        num_samples, batch_size=batch_size or 1, shuffle=shuffle, training=training, seed=seed, **options
+    )
+    return {"sampler": sharded, "batch_size": batch_size, "drop_last": drop_last}
+
+
+def is_sharded(sampler: Any) -> bool:
+    """Return whether a sampler, or the one inside a batch sampler, gives this rank's share already."""
+    inner = getattr(sampler, "sampler", None)
+    return isinstance(sampler, DistributedSampler | ShardedBatchSampler) or isinstance(inner, DistributedSampler)
+
+
+def _pass_through(
+    name: str, sampler: Any, batch_size: int | None, options: Mapping[str, Any], *, drop_last: bool
+) -> dict[str, Any]:
+    if options:
+        raise ConfigurationError(
+            f"`{'`, `'.join(options)}` must be left to a `{name}` that is sharded already. Leave it out, or give the "
+            "order of the whole fleet."
+        )
+    if not isinstance(sampler, ShardedSampler | ShardedBatchSampler):
+        sampler = EpochKeys(sampler)
+    if name == "batch_sampler":
+        return {name: sampler}
+    return {name: sampler, "batch_size": batch_size, "drop_last": drop_last}
