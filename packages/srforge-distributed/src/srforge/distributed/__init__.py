@@ -18,6 +18,7 @@ from srforge.distributed.errors import (
 from srforge.distributed.gate_scope import inside_gate
 from srforge.distributed.gates import every_rank, is_main_process, main_process_only
 from srforge.distributed.iterable_shards import ShardedIterable, stop_together
+from srforge.distributed.main_work import main_work
 from srforge.distributed.metric_tree import MetricSum
 from srforge.distributed.options import DistributedOptions, refuse_fsdp
 from srforge.distributed.ordered_gather import gather_in_order
@@ -60,6 +61,7 @@ __all__ = [
     "is_main_process",
     "load_plain_state_dict",
     "main_process_only",
+    "main_work",
     "mix",
     "on_exit",
     "permute",

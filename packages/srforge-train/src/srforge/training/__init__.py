@@ -1,1 +1,47 @@
-"""srforge.training."""
+"""A training loop that reads top to bottom. Open ``trainer`` first, then ``runners``: that is the machine."""
+
+from srforge.training.accumulator import MetricAccumulator
+from srforge.training.checkpoint_files import CheckpointError
+from srforge.training.checkpoint_record import CheckpointRecord
+from srforge.training.checkpoint_store import CheckpointStore
+from srforge.training.contexts import EpochContext, RunContext, StepContext
+from srforge.training.ema import ExponentialMovingAverage
+from srforge.training.gradients import NonFiniteGradientError
+from srforge.training.hooks import Hook, hooks_into
+from srforge.training.image_logger import ImageLogger
+from srforge.training.loss_logger import LossLogger, MetricsLogger
+from srforge.training.objective import Metrics, Objective, Term, TermValues
+from srforge.training.options import RunnerOptions, TrainerOptions
+from srforge.training.runners import TrainingRunner, ValidationRunner
+from srforge.training.schedules import Schedule, warmup_cosine
+from srforge.training.trainer import Trainer, TrainingResult, UnpreparedModelError
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointRecord",
+    "CheckpointStore",
+    "EpochContext",
+    "ExponentialMovingAverage",
+    "Hook",
+    "ImageLogger",
+    "LossLogger",
+    "MetricAccumulator",
+    "Metrics",
+    "MetricsLogger",
+    "NonFiniteGradientError",
+    "Objective",
+    "RunContext",
+    "RunnerOptions",
+    "Schedule",
+    "StepContext",
+    "Term",
+    "TermValues",
+    "Trainer",
+    "TrainerOptions",
+    "TrainingResult",
+    "TrainingRunner",
+    "UnpreparedModelError",
+    "ValidationRunner",
+    "hooks_into",
+    "warmup_cosine",
+]

@@ -1,0 +1,86 @@
+"""From configuration to objects: what YAML says with ``_target_`` becomes what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from srforge.distributed import ConfigurationError, SRForgeError
+
+
+def build(node: Any, **overrides: Any) -> Any:
+    """Instantiate a node of the configuration; None stays None.
+
+    Raises:
+        ConfigurationError: What the node names cannot be found, or does not take these arguments.
+        SRForgeError: Whatever of ours the named object raised.
+    """
+    if node is None:
+        return None
+    try:
+        return instantiate(node, _convert_="all", **overrides)
+    except HydraException as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, SRForgeError):
+            cause = cause.__cause__
+        if cause is not None:
+            raise cause from None
+        raise ConfigurationError(" ".join(str(error).split())) from error
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return the composed configuration as plain Python values, every interpolation resolved.
+
+    Raises:
+        ConfigurationError: A mandatory value is missing; the message names its key.
+    """
+    missing = OmegaConf.missing_keys(config)
+    if missing:
+        raise ConfigurationError(f"`{min(missing)}` must be given, but is missing. Add {min(missing)}=VALUE.")
+    container = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How many samples a step has.
+
+    Attributes:
+        per_rank: Samples of one micro-batch on one rank.
+        accumulate: Micro-batches of one optimizer step.
+        global_batch: Samples of one optimizer step over all ranks.
+    """
+
+    per_rank: int
+    accumulate: int
+    global_batch: int
+
+
+def batch_sizes(training: Mapping[str, Any], world_size: int) -> BatchSizes:
+    """Work out the batch sizes from what the user gave.
+
+    Raises:
+        ConfigurationError: Both sizes are given, or the global one cannot be divided.
+    """
+    per_rank, global_batch, accumulate = training["batch_size"], training["global_batch_size"], training["accumulate"]
+    if per_rank is not None and global_batch is not None:
+        raise ConfigurationError(
+            f"`training.batch_size` (per rank) and `training.global_batch_size` must not both be given, but are {per_rank} "
+            f"and {global_batch}. Set one of them to null."
+        )
+    if global_batch is None:
+        per_rank = 16 if per_rank is None else per_rank
+        return BatchSizes(per_rank, accumulate, per_rank * accumulate * world_size)
+    shares = accumulate * world_size
+    if global_batch % shares != 0 or global_batch < shares:
+        raise ConfigurationError(
+            f"`training.global_batch_size` must be a multiple of ranks x accumulate = {world_size} x {accumulate}, but is "
+            f"{global_batch}. Choose {max(shares, round(global_batch / shares) * shares)}."
+        )
+    return BatchSizes(global_batch // shares, accumulate, global_batch)

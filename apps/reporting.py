@@ -1,0 +1,70 @@
+"""What a person sees of a run: the plan before it, pictures and summaries during it, one line after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from torch import nn
+
+from building import BatchSizes, build
+from srforge.distributed import TrainingStrategy, main_process_only, on_exit
+from srforge.sr import panel
+from srforge.tracking import Trackers
+from srforge.training import Hook, ImageLogger, LossLogger, MetricsLogger, TrainingResult, ValidationRunner
+
+
+def launch_folder() -> Path:
+    """Return the folder that the command was typed in, whatever Hydra changed to."""
+    return Path(HydraConfig.get().runtime.cwd)
+
+
+def build_trackers(nodes: DictConfig, folder: Path, settings: dict[str, Any]) -> Trackers:
+    """Build the configured trackers side by side; they are closed on every way out of the script."""
+    trackers = Trackers([build(node)(folder=folder) for node in nodes.values()])
+    trackers.log_config(settings)
+    on_exit(trackers.finish)
+    return trackers
+
+
+def build_hooks(trackers: Trackers, validator: ValidationRunner, settings: dict[str, Any]) -> list[Hook]:
+    """Build the trainer's hooks, and attach the one that draws pictures to the validation."""
+    scale = settings["data"]["scale"]
+
+    def draw(batch: dict[str, Any], prediction: Any) -> Any:
+        return panel(batch["lr"][0], prediction[0], batch["hr"][0], scale)
+
+    validator.hooks.attach(ImageLogger(trackers, draw, "validation"))
+    return [LossLogger(show_replicas=settings["run"]["show_replicas"]), MetricsLogger(trackers)]
+
+
+@main_process_only
+def announce(strategy: TrainingStrategy, sizes: BatchSizes, num_steps: int, model: nn.Module, folder: Path) -> None:
+    """Print what is about to happen."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{strategy.world_size} rank(s), strategy {strategy.name} ({strategy.reason}), device {strategy.device}\n"
+        f"batch {sizes.per_rank} per rank x {sizes.accumulate} accumulated = {sizes.global_batch} samples a step, "
+        f"{num_steps} steps, {parameters:,} parameters\n"
+        f"run folder {folder}",
+        flush=True,
+    )
+
+
+@main_process_only
+def report(result: TrainingResult, settings: dict[str, Any]) -> None:
+    """Print how the run ended: the monitored metric against the baseline."""
+    monitor = settings["training"]["monitor"]
+    section, _, name = (monitor or "").partition("/")
+    value = result.metrics.get(section, {}).get(name)
+    if value is None:
+        print(f"finished after {result.epochs} epochs, {result.global_step} steps", flush=True)
+        return
+    unit = " dB" if name.startswith("psnr") else ""
+    compared = ""
+    if name in result.baseline:
+        base = result.baseline[name]
+        compared = f" ({settings['data']['baseline_name']} {base:.2f}, {value - base:+.2f})"
+    print(f"{name} {value:.2f}{unit}{compared}", flush=True)

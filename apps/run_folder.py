@@ -1,0 +1,119 @@
+"""One folder a job: the same on every rank, independent of any clock, found again by the same command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from srforge.distributed import ConfigurationError, TrainingStrategy
+
+# Sections and keys that say where and how a run is computed, kept and shown, but do not change its result.
+_WITHOUT_EFFECT = (
+    "system.device",
+    "system.num_workers",
+    "system.strategy",
+    "system.distributed.strategy",
+    "system.distributed.backend",
+    "system.distributed.timeout_minutes",
+    "system.distributed.check_replicas",
+    "strategy",
+    "tracking",
+    "dry_run",
+    "run.name",
+    "run.root",
+    "run.fresh",
+    "run.resume",
+    "run.keep_last",
+    "run.show_replicas",
+    "training.main_work_timeout_minutes",
+    "training.max_minutes",
+    # Replaced by the global batch, which is what shapes an optimizer step.
+    "training.batch_size",
+    "training.accumulate",
+)
+
+
+def identity_of(config: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
+    """Return the keys that shape the result of a run, flat and sorted.
+
+    Args:
+        config: The composed configuration.
+        global_batch_size: Samples of an optimizer step over all ranks.
+    """
+    flat = _flat(config)
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT)
+    }
+    return dict(sorted({**kept, "training.global_batch_size": global_batch_size}.items()))
+
+
+def open_run_folder(
+    config: dict[str, Any], global_batch_size: int, origin: Path, strategy: TrainingStrategy
+) -> tuple[Path, int]:
+    """Return the run's folder and seed, the same on every rank; rank 0 makes the folder.
+
+    Args:
+        config: The composed configuration.
+        global_batch_size: Samples of an optimizer step over all ranks.
+        origin: What a relative ``run.root`` is relative to.
+        strategy: The active one.
+
+    Raises:
+        ConfigurationError: The folder of this name belongs to another configuration, or cannot be written.
+
+    Collective: every rank must call.
+    """
+    run, identity = config["run"], identity_of(config, global_batch_size)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    folder = origin / run["root"] / (run["name"] or f"{run['preset']}-{digest}")
+    failure, seed = "", run["seed"]
+    if strategy.is_main:
+        try:
+            seed = _claim(folder, identity, run)
+        except (ConfigurationError, OSError) as error:
+            failure = str(error)
+    failure, seed = strategy.broadcast_object((failure, seed))
+    if failure:
+        raise ConfigurationError(failure)
+    return folder, seed
+
+
+def _claim(folder: Path, identity: dict[str, Any], run: dict[str, Any]) -> int:
+    """Make the folder this run's, and return its seed: a drawn one is kept there for the next launch."""
+    if run["fresh"] and folder.exists():
+        if not (folder / "identity.json").exists():
+            raise ConfigurationError(
+                f"`run.fresh` must name a run's folder, but {folder} is none. It is left as it is."
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "identity.json"
+    if kept.exists():
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        differing = sorted(
+            k for k in known["identity"].keys() | identity.keys() if known["identity"].get(k) != identity.get(k)
+        )
+        if differing:
+            raise ConfigurationError(
+                f"`run.name` must be of a run with this configuration, but {folder} was made with another "
+                f"{', '.join(differing)}. Choose another name, or start over with run.fresh=true."
+            )
+        return int(known["seed"])
+    seed = int(run["seed"]) if run["seed"] is not None else secrets.randbits(32)
+    unfinished = folder / ".identity.json.tmp"
+    unfinished.write_text(json.dumps({"seed": seed, "identity": identity}, indent=2), encoding="utf-8")
+    unfinished.replace(kept)
+    return seed
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

@@ -1,0 +1,95 @@
+"""Work that rank 0 does alone while the others wait: at a store key, not in a collective.
+
+A collective would end with the group's timeout however alive rank 0 is. Here a heartbeat tells a busy rank 0 from a
+stopped one, and the limit is an option of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from srforge.distributed.errors import CollectiveError
+from srforge.distributed.strategy import TrainingStrategy
+
+_HEARTBEAT_SECONDS = 1.0
+# Longer than a native call may hold Python's lock, far shorter than a night.
+_SILENCE_SECONDS = 60.0
+_MESSAGE_AFTER_SECONDS = 10.0
+_POLL_SECONDS = (0.001, 0.05)
+
+# Every rank passes the same turns in the same order, so a count names them.
+_turns = itertools.count()
+
+
+@contextmanager
+def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 120.0) -> Iterator[None]:
+    """Run a block on every rank; no rank leaves it before rank 0 has.
+
+    What rank 0 does in the block (a save, a gated hook) may last longer than the group's timeout.
+
+    Args:
+        strategy: The active one.
+        label: What rank 0 does, for messages.
+        timeout_minutes: How long the others wait at most, > 0.
+
+    Raises:
+        CollectiveError: Rank 0 stopped answering, or the time is up; on the waiting ranks.
+
+    Collective: every rank must enter, in the same order.
+    """
+    if strategy.world_size == 1 or not dist.is_initialized():
+        yield
+        return
+    store = dist.PrefixStore("srforge/main_work", dist.distributed_c10d._get_default_store())  # noqa: SLF001  # no public way to the store that every rank shares
+    turn = str(next(_turns))
+    if not strategy.is_main:
+        yield
+        _wait_for_main(store, turn, f"[r{strategy.rank}] {label}", timeout_minutes * 60)
+        return
+    finished = threading.Event()
+    beating = threading.Thread(target=_beat, args=(store, turn, finished), daemon=True)
+    beating.start()
+    try:
+        yield
+        store.set(f"{turn}/done", "1")
+    finally:
+        finished.set()
+        beating.join()
+
+
+def _beat(store: dist.Store, turn: str, finished: threading.Event) -> None:
+    while not finished.wait(_HEARTBEAT_SECONDS):
+        store.add(f"{turn}/beat", 1)
+
+
+def _wait_for_main(store: dist.Store, turn: str, label: str, timeout: float) -> None:
+    started = changed = time.monotonic()
+    beats, poll, has_told = 0, _POLL_SECONDS[0], False
+    while not store.check([f"{turn}/done"]):
+        time.sleep(poll)
+        poll = min(2 * poll, _POLL_SECONDS[1])
+        now = time.monotonic()
+        if not has_told and now - started > _MESSAGE_AFTER_SECONDS:
+            print(f"{label}: waiting for rank 0, up to {timeout:.0f} s", file=sys.stderr, flush=True)
+            has_told = True
+        if poll == _POLL_SECONDS[1]:
+            seen = store.add(f"{turn}/beat", 0)
+            if seen != beats:
+                beats, changed = seen, now
+        if now - changed > min(_SILENCE_SECONDS, timeout):
+            raise CollectiveError(
+                f"{label}: rank 0 must answer while the others wait, but has been silent for {now - changed:.0f} s. It "
+                "is stopped or stuck: look at its log and at its stacks (DEBUG_HANG=1)."
+            )
+        if now - started > timeout:
+            raise CollectiveError(
+                f"{label}: rank 0 must be done within {timeout:.0f} s, but is still busy. Raise "
+                "`main_work_timeout_minutes`, or move the work out of the run."
+            )

@@ -1,0 +1,174 @@
+"""From a loader to micro-batches: each with its place in the optimizer step and the exact scale of its loss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from srforge.distributed import ConfigurationError, plan_of
+
+# Integer images leave workers as they were stored; the full range of their type stands for [0, 1].
+_IMAGE_RANGES = {torch.uint8: 255.0, torch.uint16: 65535.0}
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward and backward pass.
+
+    Attributes:
+        index: Position in the epoch, 0-based.
+        data: The batch as the loader gave it.
+        ends_window: An optimizer step follows this micro-batch.
+        loss_scale: Factor of the micro-batch's mean loss that makes the window's gradient the exact mean over the real
+            samples of all ranks, once ranks are averaged and micro-batches summed.
+        count: Real samples of this rank in the micro-batch; 0 if it only repeats samples of another rank.
+    """
+
+    index: int
+    data: Any
+    ends_window: bool
+    loss_scale: float
+    count: int
+
+
+def micro_batches(
+    loader: Iterable[Any], rank: int, accumulate: int = 1, max_windows: int | None = None
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of one epoch of this rank.
+
+    A loader with a plan says exactly which samples each optimizer step has over the fleet. One without (an iterable
+    data set) is read one window of ``accumulate`` batches ahead, so that a short last window is scaled right too.
+
+    Args:
+        loader: Yields this rank's batches.
+        rank: This rank.
+        accumulate: Micro-batches a window of a loader without a plan.
+        max_windows: Stop after so many windows; None: at the end of the loader.
+    """
+    num_windows = 0
+    for micro in _planned(loader, rank) if plan_of(loader) is not None else _unplanned(loader, accumulate):
+        if num_windows == max_windows:
+            return
+        yield micro
+        num_windows += micro.ends_window
+
+
+def _planned(loader: Iterable[Any], rank: int) -> Iterator[MicroBatch]:
+    plan = plan_of(loader)
+    assert plan is not None
+    for index, data in enumerate(loader):
+        yield MicroBatch(
+            index, data, plan.ends_window(index), plan.loss_scale(index, rank), plan.local_count(index, rank)
+        )
+
+
+def _unplanned(loader: Iterable[Any], accumulate: int) -> Iterator[MicroBatch]:
+    for start, window in _windows(loader, accumulate):
+        for offset, data in enumerate(window):
+            is_last = offset == len(window) - 1
+            yield MicroBatch(start + offset, data, is_last, 1.0 / len(window), num_samples_of(data))
+
+
+def _windows(loader: Iterable[Any], accumulate: int) -> Iterator[tuple[int, list[Any]]]:
+    iterator, start = iter(loader), 0
+    while window := list(itertools.islice(iterator, accumulate)):
+        yield start, window
+        start += len(window)
+
+
+def num_samples_of(batch: Any) -> int:
+    """Return the length of the first dimension of the first tensor in a batch.
+
+    Raises:
+        ConfigurationError: The batch holds no tensor with a dimension.
+    """
+    for leaf in _tensors(batch):
+        if leaf.ndim > 0:
+            return int(leaf.shape[0])
+    raise ConfigurationError(f"A batch must hold at least one tensor of shape (N, ...), but is {type(batch).__name__}.")
+
+
+def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """Copy a batch to the device without waiting; integer images become float32 in [0, 1] there.
+
+    Args:
+        batch: A tensor, or nested mappings, lists and tuples of tensors and other values (kept as they are).
+        device: Where to.
+        channels_last: Give 4-D float tensors the channels-last memory format.
+    """
+    if isinstance(batch, Tensor):
+        moved = batch.to(device, non_blocking=True)
+        if moved.dtype in _IMAGE_RANGES:
+            moved = moved.to(torch.float32) / _IMAGE_RANGES[moved.dtype]
+        if channels_last and moved.ndim == 4 and moved.is_floating_point():
+            moved = moved.contiguous(memory_format=torch.channels_last)
+        return moved
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device, channels_last=channels_last) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        moved_items = [to_device(value, device, channels_last=channels_last) for value in batch]
+        return type(batch)(*moved_items) if hasattr(batch, "_fields") else type(batch)(moved_items)
+    return batch
+
+
+class FirstBatchKept:
+    """An iterable loader whose first batch can be looked at; the next pass yields it again, once.
+
+    A stream cannot be asked for its first samples by key, and reading them may use them up.
+
+    Args:
+        loader: The loader to stand for.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._started: Iterator[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def peek(self) -> Any:
+        """Return the first batch of the next pass, or None if there is none."""
+        iterator = iter(self)
+        first = list(itertools.islice(iterator, 1))
+        self._started = itertools.chain(first, iterator)
+        return first[0] if first else None
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, self._started = self._started or iter(self._loader), None
+        return iterator
+
+
+def first_batch(loader: Any) -> Any:
+    """Return the first batch that this rank will see, without starting workers; None if it will see none.
+
+    Of a map-style loader it is collated here from the first keys of the rank's shard, so no sample is used up. An
+    iterable one must be wrapped in ``FirstBatchKept``; any other iterable is simply started once.
+    """
+    if isinstance(loader, FirstBatchKept):
+        return loader.peek()
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None or isinstance(dataset, IterableDataset):
+        return next(iter(loader), None)
+    if loader.batch_sampler is not None:
+        keys = next(iter(loader.batch_sampler), None)
+        return None if not keys else loader.collate_fn([dataset[key] for key in keys])
+    key = next(iter(loader.sampler), None)
+    return None if key is None else loader.collate_fn(dataset[key])
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _tensors(value)

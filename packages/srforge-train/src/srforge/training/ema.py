@@ -1,0 +1,74 @@
+"""Exponential moving average of a model's weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from srforge.distributed import ConfigurationError, get_active_strategy
+
+
+class ExponentialMovingAverage:
+    """A bare copy of a model whose parameters follow the trained ones slowly; buffers are copied as they are.
+
+    Every rank keeps the same average of the same weights, so no communication is needed.
+
+    Attributes:
+        model: The averaged copy, without wrappers, in evaluation mode and without gradients.
+
+    Args:
+        model: The prepared model.
+        decay: Share of the old average kept at each optimizer step, in [0, 1).
+        warmup: Let the decay grow as ``(1 + n) / (10 + n)`` over the first steps n, so that the average does not cling
+            to the initial weights.
+
+    Raises:
+        ConfigurationError: ``decay`` is outside its range.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.999, *, warmup: bool = True) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigurationError(f"`decay` must be in [0, 1), but is {decay}.")
+        self.decay = decay
+        self.warmup = warmup
+        self.num_updates = 0
+        self._source = bare_view(model)
+        self.model = copy.deepcopy(self._source).eval().requires_grad_(False)  # torch's signature
+        self._averages: list[torch.Tensor] = list(self.model.parameters())
+        self._sources: list[torch.Tensor] = list(self._source.parameters())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the current weights; call it after each optimizer step."""
+        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates)) if self.warmup else self.decay
+        self.num_updates += 1
+        torch._foreach_lerp_(self._averages, self._sources, 1 - decay)  # torch's documented fused loop
+        for average, source in zip(self.model.buffers(), self._source.buffers(), strict=True):
+            average.copy_(source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights, buffers and the number of updates."""
+        return {"model": self.model.state_dict(), "num_updates": self.num_updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the average back."""
+        self.model.load_state_dict(state["model"])
+        self.num_updates = state["num_updates"]
+
+
+def bare_view(model: nn.Module) -> nn.Module:
+    """Return the model without the wrappers of its strategy, sharing all parameters and buffers with it.
+
+    Of a composite whose parts are wrapped it is a shallow copy that holds the bare parts.
+    """
+    strategy = get_active_strategy()
+    bare = strategy.unwrap(model)
+    parts = {name: strategy.unwrap(part) for name, part in strategy.trainable_parts(model).items() if name}
+    if all(getattr(bare, name) is part for name, part in parts.items()):
+        return bare
+    view = copy.copy(bare)
+    view._modules = {**bare._modules, **parts}  # noqa: SLF001  # the registry is what must differ from the composite's
+    return view

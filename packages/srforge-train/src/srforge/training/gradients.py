@@ -1,0 +1,89 @@
+"""What happens to gradients between the backward pass and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from srforge.distributed import SRForgeError
+
+
+class NonFiniteGradientError(SRForgeError):
+    """A gradient held NaN or inf, and the policy is to stop."""
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Return the gradient's 2-norm over all parameters, and scale the gradient down to ``max_norm`` if it is above.
+
+    Args:
+        parameters: Those of one optimizer; ones without gradient are left out.
+        max_norm: Largest norm to keep, > 0; None: measure only.
+
+    Returns:
+        Norm before clipping, shape ``()``, on the parameters' device. Gradients are equal on all ranks after the
+        backward pass, so the norm is too.
+    """
+    kept = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in kept if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(kept, max_norm, norm)
+    return norm
+
+
+class FiniteGuard:
+    """Watches the gradient norm of every optimizer step by the chosen policy, without making the host wait.
+
+    The norm is the same on every rank (one NaN anywhere is in the reduced gradient everywhere), so is each decision.
+
+    Args:
+        policy: ``raise``, ``skip`` or ``ignore``.
+        device: Where the norms are.
+    """
+
+    def __init__(self, policy: str, device: torch.device) -> None:
+        self.policy = policy
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._skipped = torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+
+    def allows_step(self, norm: Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the optimizer is to step.
+
+        An optimizer that takes a found-inf flag itself (the fused ones) is told on the device and always called. For
+        others, ``skip`` costs one host sync a step.
+        """
+        if self.policy == "ignore":
+            return True
+        is_broken = ~torch.isfinite(norm)
+        if self.policy == "raise":
+            self._broken |= is_broken
+            return True
+        self._skipped += is_broken
+        if takes_found_inf(optimizer):
+            optimizer.found_inf = is_broken.to(torch.float32)  # type: ignore[attr-defined]
+            return True
+        return not bool(is_broken)
+
+    def raise_if_broken(self, where: str) -> None:
+        """End the run if a gradient was not finite since the last look. Waits for the device: call it rarely.
+
+        Raises:
+            NonFiniteGradientError: The policy is ``raise`` and a norm was NaN or inf.
+        """
+        if self.policy == "raise" and bool(self._broken):
+            raise NonFiniteGradientError(
+                f"Gradients must be finite, but held NaN or inf in {where}. Lower the learning rate, clip with "
+                "`max_norm`, or set `non_finite` to skip such steps."
+            )
+
+    def take_num_skipped(self) -> Tensor:
+        """Return how many steps were skipped since the last call, float64, shape ``()``, and begin at 0 again."""
+        skipped, self._skipped = self._skipped, torch.zeros_like(self._skipped)
+        return skipped
+
+
+def takes_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer skips a step itself when a device flag says so (torch's fused optimizers)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -1,0 +1,117 @@
+"""The epoch summary on the terminal: reduced values, once per fleet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from srforge.distributed import get_active_strategy, main_process_only
+from srforge.training.contexts import RunContext
+from srforge.training.hooks import Hook, hooks_into
+
+# Counted for speed and for checks, not to be read as a metric.
+_NOT_SHOWN = ("num_samples",)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return a nested mapping of numbers as ``{"validation/psnr_y": 31.2}``."""
+    flat: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}/"))
+        else:
+            flat[f"{prefix}{name}"] = float(value)
+    return flat
+
+
+class LossLogger(Hook):
+    """Prints one summary an epoch: each reduced metric, its change, speed and the time left.
+
+    Attach it to the trainer. Every rank also prints the digest of its replica, if asked: equal digests are the proof
+    that the replicas are.
+
+    Args:
+        show_replicas: Print the digest of parameters and buffers on every rank.
+    """
+
+    def __init__(self, *, show_replicas: bool = False) -> None:
+        self.show_replicas = show_replicas
+        self._previous: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._first_epoch = 0
+
+    @hooks_into("on_training_began")
+    def start_clock(self, context: RunContext) -> None:
+        """Remember where this launch began, for the time left."""
+        self._started, self._first_epoch = time.monotonic(), context.epoch
+
+    @hooks_into("on_epoch_finished")
+    def show_replica(self, context: RunContext) -> None:
+        """Print this rank's digest of parameters and buffers."""
+        if self.show_replicas:
+            strategy = get_active_strategy()
+            digest = strategy.fingerprint(context.model)
+            print(f"[r{strategy.rank}] epoch {context.epoch} replica {digest}", file=sys.stderr, flush=True)
+
+    @hooks_into("on_epoch_finished")
+    @main_process_only
+    def show_summary(self, context: RunContext) -> None:
+        """Print the reduced metrics of the epoch."""
+        print("\n".join(self._summary(context)), flush=True)
+        self._previous = flatten(context.metrics)
+
+    def _summary(self, context: RunContext) -> list[str]:
+        done = context.epoch - self._first_epoch + 1
+        left = (time.monotonic() - self._started) / done * (context.epochs - context.epoch - 1)
+        speed = f", {context.num_samples / context.seconds:.0f} samples/s" if context.seconds > 0 else ""
+        rates = ", ".join(f"{rate:.2e}" for rate in dict.fromkeys(context.learning_rates))
+        headline = (
+            f"epoch {context.epoch + 1}/{context.epochs}  step {context.global_step}  {context.seconds:.1f} s{speed}  "
+            f"learning rate {rates}  {format_duration(left)} left"
+        )
+        lines = [headline + ("  best so far" if context.is_best else "")]
+        baseline = {f"validation/{name}": value for name, value in flatten(context.baseline).items()}
+        for name, value in flatten(context.metrics).items():
+            if name.rsplit("/", 1)[-1] in _NOT_SHOWN:
+                continue
+            change = f"  {value - self._previous[name]:+.4g}" if name in self._previous else ""
+            compared = f"  (baseline {baseline[name]:.5g})" if name in baseline else ""
+            lines.append(f"  {name:<28} {value:>10.5g}{change}{compared}")
+        return lines
+
+
+class MetricsLogger(Hook):
+    """Hands the reduced metrics of each epoch to a tracker. Attach it to the trainer.
+
+    Args:
+        tracker: Where they are kept.
+    """
+
+    def __init__(self, tracker: Any) -> None:
+        self._tracker = tracker
+
+    @hooks_into("on_epoch_finished")
+    def log_epoch(self, context: RunContext) -> None:
+        """Log the metrics, the learning rates and the time of the epoch."""
+        rates = {f"learning_rate/{i}": rate for i, rate in enumerate(context.learning_rates)}
+        self._tracker.log_metrics({**flatten(context.metrics), **rates}, epoch=context.epoch)
+
+    @hooks_into("on_training_finished")
+    def log_summary(self, context: RunContext) -> None:
+        """Log what describes the whole run."""
+        summary = {
+            "best_value": context.best_value,
+            "best_epoch": context.best_epoch,
+            "stop_reason": context.stop_reason,
+        }
+        self._tracker.set_summary({name: value for name, value in summary.items() if value is not None})
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

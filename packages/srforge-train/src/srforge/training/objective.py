@@ -1,0 +1,171 @@
+"""Losses and metrics as named terms.
+
+A term compares entries of the batch and the prediction and returns one of
+
+* per-sample values, shape ``(N,)``;
+* a mean over the batch, shape ``()``;
+* a masked quantity as the pair ``(sum, count)``, both of shape ``()``;
+* a mapping ``{band: any of these}``.
+
+What becomes of them over an epoch is the accumulator's business, not this module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+from srforge.distributed import ConfigurationError
+
+Value: TypeAlias = Union[Tensor, tuple[Tensor, Tensor], Mapping[str, "Value"]]  # noqa: UP007  # it names itself
+Weight: TypeAlias = float | Callable[[int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One named part of an objective, or one metric.
+
+    Args:
+        function: Called with the values of ``keys``, in order; returns a value as described in this module.
+        weight: Factor of the term in the loss: a number, or a function of the epoch (0-based).
+        keys: Entries to compare: ``prediction`` is the model's output, any other name is an entry of the batch.
+        per_band: Call the function once for each band when its arguments are mappings ``{band: tensor}``. Turn it off
+            for a function that wants the whole mapping.
+    """
+
+    function: Callable[..., Any]
+    weight: Weight = 1.0
+    keys: tuple[str, ...] = ("prediction", "hr")
+    per_band: bool = True
+
+    def weight_at(self, epoch: int) -> float:
+        """Return the weight in the given epoch (0-based)."""
+        return float(self.weight(epoch)) if callable(self.weight) else float(self.weight)
+
+    def evaluate(self, prediction: Any, batch: Mapping[str, Any]) -> Value:
+        """Compute the term for one batch.
+
+        Raises:
+            ConfigurationError: The batch has no entry of a name in ``keys``, or bands differ between arguments.
+        """
+        arguments = [prediction if key == "prediction" else _entry(batch, key) for key in self.keys]
+        banded = [argument for argument in arguments if isinstance(argument, Mapping)]
+        if not banded or not self.per_band:
+            return self.function(*arguments)  # type: ignore[no-any-return]
+        bands = list(banded[0])
+        for argument in banded[1:]:
+            if set(argument) != set(bands):
+                raise ConfigurationError(
+                    f"The bands of {self.keys} must be the same, but are {sorted(bands)} and {sorted(argument)}."
+                )
+        return {band: self.function(*(a[band] if isinstance(a, Mapping) else a for a in arguments)) for band in bands}
+
+
+class TermValues:
+    """The values of one batch's terms by name, and the loss that they add up to.
+
+    A hook on ``on_post_forward`` may replace a value (``values["l1"] = ...``), or add a term with ``add``.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Value] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: Value, weight: float = 1.0) -> None:
+        """Add a term, or replace the one of this name together with its weight."""
+        self._values[name] = value
+        self._weights[name] = weight
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.add(name, value, self._weights.get(name, 1.0))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def values(self) -> dict[str, Value]:
+        """Return the values by name."""
+        return dict(self._values)
+
+    def total(self) -> Tensor:
+        """Return the weighted sum of the terms' means, shape ``()``: the loss of this batch.
+
+        Raises:
+            ConfigurationError: No term has a weight.
+        """
+        parts = [mean_of(name, self._values[name]) * weight for name, weight in self._weights.items() if weight != 0]
+        if not parts:
+            raise ConfigurationError("The objective must have at least one term with a weight other than 0.")
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+    def without_gradient(self) -> list[str]:
+        """Return the names of weighted terms from which no gradient flows to any parameter."""
+        return [
+            name for name, w in self._weights.items() if w != 0 and not mean_of(name, self._values[name]).requires_grad
+        ]
+
+
+class Objective:
+    """Named terms whose weighted sum is minimised.
+
+    Args:
+        terms: ``{name: Term}``; a bare callable stands for ``Term(function=callable)``.
+
+    Raises:
+        ConfigurationError: There is no term.
+    """
+
+    def __init__(self, terms: Mapping[str, Term | Callable[..., Any]]) -> None:
+        if not terms:
+            raise ConfigurationError("`terms` must name at least one term, but is empty.")
+        self.terms = {name: term if isinstance(term, Term) else Term(function=term) for name, term in terms.items()}
+
+    def __call__(self, prediction: Any, batch: Mapping[str, Any], epoch: int = 0) -> TermValues:
+        """Evaluate every term on one batch."""
+        values = TermValues()
+        for name, term in self.terms.items():
+            values.add(name, term.evaluate(prediction, batch), term.weight_at(epoch))
+        return values
+
+
+class Metrics(Objective):
+    """Named terms that are reported and never minimised: weights play no part, no gradient is kept."""
+
+    @torch.no_grad()
+    def __call__(self, prediction: Any, batch: Mapping[str, Any], epoch: int = 0) -> TermValues:
+        """Evaluate every term on one batch, without gradients."""
+        return super().__call__(prediction, batch, epoch)
+
+
+def mean_of(name: str, value: Value) -> Tensor:
+    """Return the mean that a term's value stands for, shape ``()``; of a mapping, the mean of its bands' means.
+
+    A masked pair whose count is 0 gives 0: there is nothing to learn from.
+
+    Raises:
+        ConfigurationError: The value has none of the documented forms.
+    """
+    if isinstance(value, Mapping):
+        return torch.stack([mean_of(f"{name}/{band}", part) for band, part in value.items()]).mean()
+    if isinstance(value, tuple):
+        total, count = value
+        return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+    if not isinstance(value, Tensor) or value.ndim > 1:
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigurationError(
+            f"Term `{name}` must return per-sample values (N,), a batch mean (), a pair (sum, count) or a mapping of "
+            f"these, but returned {found}. Reduce it over all but the first dimension."
+        )
+    return value.mean() if value.ndim == 1 else value
+
+
+def _entry(batch: Mapping[str, Any], key: str) -> Any:
+    if key not in batch:
+        raise ConfigurationError(f"A term needs `{key}`, but the batch has {sorted(batch)}. Correct the term's `keys`.")
+    return batch[key]

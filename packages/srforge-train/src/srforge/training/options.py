@@ -1,0 +1,114 @@
+"""The settings of runners and trainer: frozen, keyword-only, checked where they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srforge.distributed import ConfigurationError
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+COMPILE_MODES = ("off", "default", "reduce-overhead")
+NON_FINITE_POLICIES = ("raise", "skip", "ignore")
+MONITOR_MODES = ("max", "min")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the choices.
+
+    Raises:
+        ConfigurationError: ``value`` is not in ``choices``.
+    """
+    if value not in choices:
+        # YAML 1.1 reads a bare `off` as false: say what it should be instead of leaving the user to guess.
+        hint = ' Write it in quotes: "off".' if value is False and "off" in choices else ""
+        raise ConfigurationError(f"`{name}` must be one of {', '.join(choices)}, but is {value!r}.{hint}")
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Refuse a number that is set and not above zero.
+
+    Raises:
+        ConfigurationError: ``value`` is a number <= 0.
+    """
+    if value is not None and not value > 0:
+        raise ConfigurationError(f"`{name}` must be above 0 or null, but is {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """How a runner computes: precision, speed, and what it does with gradients.
+
+    Args:
+        precision: ``fp32``, ``tf32``, ``bf16`` (autocast) or ``fp16`` (autocast with a gradient scaler).
+        channels_last: Keep 4-D tensors and weights in the channels-last memory format.
+        compile: ``off``, ``default`` or ``reduce-overhead`` (CUDA graphs), for ``torch.compile``.
+        deterministic: Ask torch for deterministic kernels; what has none is an error.
+        accumulate: Micro-batches per optimizer step, for loaders without a plan (iterable data sets). A loader with a
+            plan brings its own number.
+        max_norm: Clip the gradient's 2-norm to this value before each optimizer step; None: do not clip.
+        non_finite: What to do about a gradient with NaN or inf: ``raise``, ``skip`` the step, or ``ignore`` it.
+        inputs: Keys of the batch that are given to the model's forward, in order.
+
+    Raises:
+        ConfigurationError: A value is outside its range.
+    """
+
+    precision: str = "fp32"
+    channels_last: bool = False
+    compile: str = "off"
+    deterministic: bool = False
+    accumulate: int = 1
+    max_norm: float | None = None
+    non_finite: str = "raise"
+    inputs: tuple[str, ...] = ("lr",)
+
+    def __post_init__(self) -> None:
+        require_choice("precision", self.precision, PRECISIONS)
+        require_choice("compile", self.compile, COMPILE_MODES)
+        require_choice("non_finite", self.non_finite, NON_FINITE_POLICIES)
+        require_positive("max_norm", self.max_norm)
+        require_positive("accumulate", self.accumulate)
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """When to validate, what counts as best, and when to stop.
+
+    Args:
+        monitor: Name of the metric that decides which epoch is best, for example ``validation/psnr_y``; None: none.
+        mode: ``max`` if a larger monitored value is better, ``min`` if a smaller one is.
+        patience: Stop after this many validated epochs without a new best value; None: never.
+        validate_every: Validate after every so many epochs (and after the last one).
+        max_steps: Stop after this many optimizer steps; None: no limit.
+        max_minutes: Stop at the first epoch end after this many minutes of this launch; None: no limit.
+        stop_file: Stop at the first epoch end at which this file exists; None: no such file.
+        main_work_timeout_minutes: How long rank 0 may work alone (hooks, saves) while the other ranks wait.
+        config_text: The configuration of the run as text, kept in each checkpoint.
+
+    Raises:
+        ConfigurationError: A value is outside its range.
+    """
+
+    monitor: str | None = None
+    mode: str = "max"
+    patience: int | None = None
+    validate_every: int = 1
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    stop_file: Path | None = None
+    main_work_timeout_minutes: float = 120.0
+    config_text: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        require_choice("mode", self.mode, MONITOR_MODES)
+        numbers: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("patience", "validate_every", "max_steps", "max_minutes", "main_work_timeout_minutes")
+        }
+        for name, value in numbers.items():
+            require_positive(name, value)
+        if self.patience is not None and self.monitor is None:
+            raise ConfigurationError("`monitor` must be set when `patience` is, but is None. Name the metric to watch.")

@@ -1,0 +1,88 @@
+"""Which epoch is best, and when training ends: one pure decision an epoch, taken from reduced values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from srforge.distributed import ConfigurationError
+from srforge.training.options import TrainerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an epoch's end decided.
+
+    Attributes:
+        is_best: The monitored value is the best so far.
+        stop_reason: ``epochs``, ``max_steps``, ``patience``, ``max_minutes`` or ``stop_file``; None: go on.
+    """
+
+    is_best: bool
+    stop_reason: str | None
+
+
+@dataclass(slots=True)
+class Standing:
+    """The best value so far, and for how many validated epochs it has stood.
+
+    Attributes:
+        best_value: None before the first validated epoch.
+        best_epoch: Its epoch.
+        num_without_improvement: Validated epochs since then.
+    """
+
+    best_value: float | None = None
+    best_epoch: int | None = None
+    num_without_improvement: int = 0
+
+    def take(self, epoch: int, metrics: Mapping[str, float], options: TrainerOptions) -> bool:
+        """Take in one epoch's metrics, and return whether it is the best one. NaN is never the best.
+
+        Raises:
+            ConfigurationError: The monitored metric was not reported though the epoch was validated.
+        """
+        if options.monitor is None:
+            return False
+        if options.monitor not in metrics:
+            if options.monitor.startswith("validation/") and not any(
+                name.startswith("validation/") for name in metrics
+            ):
+                return False  # not validated in this epoch
+            raise ConfigurationError(
+                f"`monitor` must be a reported metric, but is {options.monitor!r}. There are {sorted(metrics)}."
+            )
+        value = metrics[options.monitor]
+        if not math.isnan(value) and (
+            self.best_value is None or (value > self.best_value if options.mode == "max" else value < self.best_value)
+        ):
+            self.best_value, self.best_epoch, self.num_without_improvement = value, epoch, 0
+            return True
+        self.num_without_improvement += 1
+        return False
+
+
+def stop_reason(
+    options: TrainerOptions, standing: Standing, *, epochs_left: int, global_step: int, minutes: float
+) -> str | None:
+    """Return why training ends at this epoch end, or None.
+
+    Args:
+        options: The limits.
+        standing: After this epoch was taken in.
+        epochs_left: Epochs still to run.
+        global_step: Optimizer steps taken.
+        minutes: Since this launch began to train, on the rank that decides.
+    """
+    if epochs_left <= 0:
+        return "epochs"
+    if options.max_steps is not None and global_step >= options.max_steps:
+        return "max_steps"
+    if options.patience is not None and standing.num_without_improvement >= options.patience:
+        return "patience"
+    if options.max_minutes is not None and minutes >= options.max_minutes:
+        return "max_minutes"
+    if options.stop_file is not None and options.stop_file.exists():
+        return "stop_file"
+    return None

@@ -1,0 +1,285 @@
+"""The run: epochs in order, each with the same few lines, and what is decided between them.
+
+Read ``train`` first. What happens within an epoch is in ``runners``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srforge.distributed import SRForgeError, begin_epoch, get_active_strategy, main_work, plan_of
+from srforge.training.batches import FirstBatchKept
+from srforge.training.checkpoint_store import CheckpointStore
+from srforge.training.contexts import RunContext
+from srforge.training.hooks import TRAINER_POINTS, Hook, HookPoints
+from srforge.training.loss_logger import flatten
+from srforge.training.options import TrainerOptions
+from srforge.training.protocols import Tracker
+from srforge.training.rehearsal import rehearse_training, rehearse_validation
+from srforge.training.resuming import read_checkpoint
+from srforge.training.run_state import collect_state, restore_state
+from srforge.training.runners import TrainingRunner, ValidationRunner
+from srforge.training.stopping import Standing, stop_reason
+
+
+class UnpreparedModelError(SRForgeError):
+    """The model did not pass through ``setup_device``: its replicas would train apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        epochs: Epochs that are finished.
+        global_step: Optimizer steps taken.
+        metrics: Reduced metrics of the last epoch by section.
+        baseline: Reduced metrics of the baseline prediction; empty without one.
+        best_value: Best monitored value; None without a monitor.
+        best_epoch: Its epoch, 0-based.
+        stop_reason: Why training ended.
+    """
+
+    epochs: int
+    global_step: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    best_value: float | None = None
+    best_epoch: int | None = None
+    stop_reason: str | None = None
+
+
+class Trainer:
+    """Runs epochs of training and validation, and keeps checkpoints from which a killed run ends on the same bits.
+
+    Args:
+        training_runner: Trains an epoch.
+        validation_runner: Measures after it; None: no validation.
+        seed: Of the whole run; order, augmentation and dropout are functions of it. The same on every rank.
+        checkpoints: Where checkpoints are kept; None: none are written.
+        tracker: Its history is cut back when a run resumes; None: there is none.
+        hooks: Attached in this order.
+        options: When to validate and to stop.
+    """
+
+    def __init__(
+        self,
+        training_runner: TrainingRunner,
+        validation_runner: ValidationRunner | None = None,
+        *,
+        seed: int,
+        checkpoints: CheckpointStore | None = None,
+        tracker: Tracker | None = None,
+        hooks: Iterable[Hook] = (),
+        options: TrainerOptions | None = None,
+    ) -> None:
+        self.training_runner = training_runner
+        self.validation_runner = validation_runner
+        self.seed = seed
+        self.checkpoints = checkpoints
+        self.tracker = tracker
+        self.options = options or TrainerOptions()
+        self.hooks = HookPoints(type(self).__name__, TRAINER_POINTS)
+        for hook in hooks:
+            self.hooks.attach(hook)
+        self.epoch = 0  # the next one to run
+        self.standing = Standing()
+        self.stop_reason: str | None = None
+        self.metrics: Mapping[str, Any] = {}
+        self.baseline: Mapping[str, Any] = {}
+        self.resumed_from: int | None = None
+        self._epoch_started = self._launch_started = time.monotonic()
+
+    def train(self, epochs: int, train_loader: Any, val_loader: Any = None) -> TrainingResult:
+        """Train until so many epochs are finished, counted from the very first launch.
+
+        Args:
+            epochs: Of the whole run, > 0.
+            train_loader: Yields this rank's training batches.
+            val_loader: Yields this rank's validation batches; None: no validation.
+
+        Raises:
+            UnpreparedModelError: A distributed strategy is active and did not prepare the model.
+
+        Collective: every rank must call.
+        """
+        strategy, runner = get_active_strategy(), self.training_runner
+        self._refuse_unprepared_model()
+        if self.epoch >= epochs or self.stop_reason not in (None, "epochs"):
+            self._say(f"This run is finished after {self.epoch} epochs ({self.stop_reason}); nothing is left to do.")
+            return self._result()
+        train_loader = train_loader if plan_of(train_loader) is not None else FirstBatchKept(train_loader)
+        begin_epoch(self.epoch, self.seed, train_loader, val_loader)
+        self.rehearse(train_loader, val_loader)
+        self._measure_baseline(val_loader)
+        self._launch_started = time.monotonic()
+        self.hooks.fire("on_training_began", self._context(epochs))
+        try:
+            for epoch in range(self.epoch, epochs):
+                self._epoch_started = time.monotonic()
+                begin_epoch(epoch, self.seed, train_loader, val_loader)
+                training = runner.run_epoch(train_loader, epoch, max_steps=self._steps_left())
+                strategy.sync_buffers(runner.model)
+                if runner.ema is not None:
+                    strategy.sync_buffers(runner.ema.model)
+                validation = self._validate(val_loader, epoch, epochs)
+                self.metrics = strategy.reduce_metrics({"training": training, "validation": validation})
+                context = self._context(epochs)
+                runner.schedule.after_epoch(flatten(self.metrics))
+                context.is_best, self.stop_reason = self._judge(epoch, epochs)
+                context.best_value, context.best_epoch = self.standing.best_value, self.standing.best_epoch
+                context.stop_reason, self.epoch = self.stop_reason, epoch + 1
+                with main_work(strategy, f"hooks after epoch {epoch}", self.options.main_work_timeout_minutes):
+                    self.hooks.fire("on_epoch_finished", context)
+                strategy.check_replicas(runner.model)
+                self._save(context)
+                if self.stop_reason is not None:
+                    break
+        except KeyboardInterrupt:
+            self._say(f"Stopped inside epoch {self.epoch}; the same command replays that epoch from its beginning.")
+            raise
+        self.hooks.fire("on_training_finished", self._context(epochs, self.epoch - 1))
+        return self._result()
+
+    def resume(self, source: str | Path = "auto") -> int | None:
+        """Continue an earlier run of the same configuration; call it before ``train``.
+
+        Args:
+            source: ``auto`` (the newest complete checkpoint, if there is one), ``never``, or a checkpoint's path.
+
+        Returns:
+            The next epoch to run; None if there was nothing to continue.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or belongs to something else; on every rank.
+
+        Collective: every rank must call. Rank 0 chooses and reads; the others receive.
+        """
+        state, name = read_checkpoint(self.checkpoints, source)
+        if state is not None:
+            if state["seed"] != self.seed:
+                self._say(f"The seed of {name} is {state['seed']}; it replaces {self.seed}.")
+            self.standing = restore_state(state, self.training_runner, self._all_hooks(), name)
+            self.seed, self.epoch, self.stop_reason = state["seed"], state["epoch"], state["stop_reason"]
+            self.metrics, self.baseline = state["metrics"], state["baseline"]
+            self.resumed_from = self.epoch - 1
+            world_size = get_active_strategy().world_size
+            if state["world_size"] != world_size:
+                self._say(
+                    f"{name} was written by {state['world_size']} ranks and continues on {world_size}: data order and "
+                    "augmentation stay the same for the same global batch; sums are rounded in another order."
+                )
+        if self.tracker is not None:
+            self.tracker.rewind(self.epoch)
+        return None if state is None else self.epoch
+
+    def rehearse(self, train_loader: Any, val_loader: Any = None) -> None:
+        """Run the dry steps of a launch: two training passes without a step, one validation batch. They leave no trace.
+
+        Collective: every rank must call.
+        """
+        rehearse_training(self.training_runner, train_loader)
+        if self.validation_runner is not None and val_loader is not None:
+            rehearse_validation(self.validation_runner, val_loader)
+
+    def _refuse_unprepared_model(self) -> None:
+        strategy = get_active_strategy()
+        if strategy.world_size > 1 and not strategy.is_prepared(self.training_runner.model):
+            raise UnpreparedModelError(
+                "The model must come from setup_device, but the active strategy did not prepare it: its replicas would "
+                "train apart. Call `model, device = setup_device(model, device)` before making the runner."
+            )
+
+    def _measure_baseline(self, val_loader: Any) -> None:
+        if self.validation_runner is None or val_loader is None or self.validation_runner.baseline is None:
+            return
+        sums = self.validation_runner.run_baseline(val_loader)
+        self.baseline = get_active_strategy().reduce_metrics({"baseline": sums})["baseline"]
+
+    def _validate(self, val_loader: Any, epoch: int, epochs: int) -> dict[str, Any]:
+        is_due = (epoch + 1) % self.options.validate_every == 0 or epoch == epochs - 1
+        if self.validation_runner is None or val_loader is None or not is_due:
+            return {}
+        return self.validation_runner.run_epoch(val_loader, epoch, self.training_runner.global_step)
+
+    def _judge(self, epoch: int, epochs: int) -> tuple[bool, str | None]:
+        """Return whether the epoch is the best and why training ends; rank 0 decides for all (clocks and files differ)."""
+        is_best = self.standing.take(epoch, flatten(self.metrics), self.options)
+        reason = stop_reason(
+            self.options,
+            self.standing,
+            epochs_left=epochs - epoch - 1,
+            global_step=self.training_runner.global_step,
+            minutes=(time.monotonic() - self._launch_started) / 60,
+        )
+        decided: str | None = get_active_strategy().broadcast_object(reason)
+        return is_best, decided
+
+    def _save(self, context: RunContext) -> None:
+        if self.checkpoints is None:
+            return
+        strategy = get_active_strategy()
+        with main_work(strategy, f"saving epoch {context.epoch}", self.options.main_work_timeout_minutes):
+            if strategy.is_main:
+                facts = {
+                    "epoch": self.epoch,
+                    "seed": self.seed,
+                    "stop_reason": self.stop_reason,
+                    "metrics": self.metrics,
+                    "baseline": self.baseline,
+                    "config": self.options.config_text,
+                }
+                self.checkpoints.save(
+                    collect_state(self.training_runner, self._all_hooks(), self.standing, facts),
+                    epoch=context.epoch,
+                    metrics=flatten(self.metrics),
+                    is_best=context.is_best,
+                    finished=self.stop_reason is not None,
+                    world_size=strategy.world_size,
+                )
+
+    def _context(self, epochs: int, epoch: int | None = None) -> RunContext:
+        training = self.metrics.get("training", {})
+        return RunContext(
+            epoch=self.epoch if epoch is None else epoch,
+            epochs=epochs,
+            global_step=self.training_runner.global_step,
+            model=self.training_runner.model,
+            metrics=self.metrics,
+            baseline=self.baseline,
+            best_value=self.standing.best_value,
+            best_epoch=self.standing.best_epoch,
+            stop_reason=self.stop_reason,
+            learning_rates=tuple(float(group["lr"]) for group in self.training_runner.optimizer.param_groups),
+            seconds=time.monotonic() - self._epoch_started,
+            num_samples=float(training.get("num_samples", 0.0)),
+            resumed_from=self.resumed_from,
+        )
+
+    def _steps_left(self) -> int | None:
+        limit = self.options.max_steps
+        return None if limit is None else max(0, limit - self.training_runner.global_step)
+
+    def _all_hooks(self) -> dict[str, HookPoints]:
+        owners: list[Any] = [self, self.training_runner, self.validation_runner]
+        return {type(owner).__name__: owner.hooks for owner in owners if owner is not None}
+
+    def _result(self) -> TrainingResult:
+        return TrainingResult(
+            self.epoch,
+            self.training_runner.global_step,
+            self.metrics,
+            self.baseline,
+            self.standing.best_value,
+            self.standing.best_epoch,
+            self.stop_reason,
+        )
+
+    def _say(self, message: str) -> None:
+        if get_active_strategy().is_main:
+            print(message, file=sys.stderr, flush=True)
