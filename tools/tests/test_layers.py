@@ -61,9 +61,7 @@ VIOLATIONS = {
         "a.py:2: srforge.distributed must not import srforge.data",
     ),
     "upward import for type checkers": (
-        {
-            f"{TRAINING}/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from srforge.sr.m import EDSR"
-        },
+        {f"{TRAINING}/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from srforge.sr.m import EDSR"},
         "a.py:3: srforge.training must not import srforge.sr",
     ),
     "cycle": (
