@@ -1,22 +1,30 @@
 """Super-resolution: models, losses, metrics, degradations and data sets."""
 
 from srforge.sr.colour import rgb_to_luma, to_float, to_stored
-from srforge.sr.datasets import DemoPhotographs, demo_photographs
+from srforge.sr.datasets import DemoPhotographs, PairedImages, demo_photographs
 from srforge.sr.losses import charbonnier, l1
 from srforge.sr.metrics import psnr, psnr_y, ssim, ssim_y
-from srforge.sr.models import EDSR, RRDBNet
+from srforge.sr.models import EDSR, PatchDiscriminator, RRDBNet, UNetDiscriminator, VGGDiscriminator
+from srforge.sr.panels import panel
+from srforge.sr.perceptual import PerceptualLoss
 from srforge.sr.resize import bicubic_downscale, bicubic_upscale, mod_crop, resize_bicubic
 
 __all__ = [
     "EDSR",
     "DemoPhotographs",
+    "PairedImages",
+    "PatchDiscriminator",
+    "PerceptualLoss",
     "RRDBNet",
+    "UNetDiscriminator",
+    "VGGDiscriminator",
     "bicubic_downscale",
     "bicubic_upscale",
     "charbonnier",
     "demo_photographs",
     "l1",
     "mod_crop",
+    "panel",
     "psnr",
     "psnr_y",
     "resize_bicubic",

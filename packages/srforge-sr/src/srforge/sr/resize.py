@@ -2,7 +2,8 @@
 
 Libraries mean different things by "bicubic": the kernel's coefficient and, when reducing, whether it is widened
 against aliasing. Here it is always Keys' kernel with a = -0.5, widened by the reduction factor (``antialias=True`` in
-torch), in float32. That is what most published SR figures were made with; a kernel that is not widened moves PSNR-Y by about a dB.
+torch), in float32. That is what most published SR figures were made with; a kernel that is not widened moves PSNR-Y
+by about a dB.
 """
 
 import torch
