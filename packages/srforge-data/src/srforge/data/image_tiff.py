@@ -103,11 +103,11 @@ def _check_kind(page: Any) -> None:
     if int(page.compression) not in _COMPRESSIONS:
         raise UnreadableContentError(
             f"must be compressed by one of {', '.join(dict.fromkeys(_COMPRESSIONS.values()))}, but is a TIFF with "
-            f"{page.compression!s}. Convert it once."
+            f"{_name_of(page.compression)}. Convert it once."
         )
     if int(page.photometric) not in _PHOTOMETRICS:
         raise UnreadableContentError(
-            f"must be grey, RGB or bands, but is a TIFF of {page.photometric!s}. Convert it once."
+            f"must be grey, RGB or bands, but is a TIFF of {_name_of(page.photometric)}. Convert it once."
         )
     if page.dtype is None or page.imagedepth != 1 or page.tiledepth > 1:
         raise UnreadableContentError(
@@ -125,6 +125,11 @@ def _check_kind(page: Any) -> None:
         raise UnreadableContentError(
             f"must have three bands to be RGB, but has {page.samplesperpixel}. Replace the file."
         )
+
+
+def _name_of(tag_value: Any) -> str:
+    """Return ``LZW`` for a value that tifffile knows, the number for one that it does not."""
+    return str(getattr(tag_value, "name", tag_value))
 
 
 def _check_segments(page: Any, file_size: int) -> None:

@@ -89,11 +89,17 @@ def _encode(suffix: str, array: ImageArray, jpeg_quality: int) -> bytes:
     conversion = {3: cv2.COLOR_RGB2BGR, 4: cv2.COLOR_RGBA2BGRA}.get(array.shape[2])
     options = [] if suffix == ".png" else [cv2.IMWRITE_JPEG_QUALITY, jpeg_quality]
     try:
-        _, encoded = cv2.imencode(suffix, array if conversion is None else cv2.cvtColor(array, conversion), options)
+        is_encoded, encoded = cv2.imencode(
+            suffix, array if conversion is None else cv2.cvtColor(array, conversion), options
+        )
     except cv2.error as error:
         raise ConfigurationError(
             f"`array` must be an image that {suffix} can hold, but OpenCV says: {error}. Write .tif or .npy."
         ) from error
+    if not is_encoded:
+        raise ConfigurationError(
+            f"`array` must be an image that {suffix} can hold, but has shape {array.shape}. Cut it."
+        )
     content: bytes = encoded.tobytes()
     return content
 
