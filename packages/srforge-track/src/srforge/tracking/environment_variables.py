@@ -1,0 +1,25 @@
+"""The environment variables that this package reads; nothing else in it looks at the environment.
+
+W&B reads its own ``WANDB_*`` variables as well (``WANDB_ENTITY``, ``WANDB_BASE_URL``, ...); its manual lists them.
+"""
+
+from __future__ import annotations
+
+import os
+
+WANDB_MODE = "WANDB_MODE"
+"""``online``, ``offline`` or ``disabled``: decides where ``WandbTracker(mode="auto")`` was not told."""
+
+WANDB_API_KEY = "WANDB_API_KEY"
+"""The key to W&B. Read only to keep its text out of everything that is logged."""
+
+
+def wandb_mode() -> str | None:
+    """Return the value of ``WANDB_MODE``, or None where it is unset or empty."""
+    return os.environ.get(WANDB_MODE) or None
+
+
+def secret_values() -> tuple[str, ...]:
+    """Return texts that no log may contain: today the value of ``WANDB_API_KEY``, if it is set."""
+    key = os.environ.get(WANDB_API_KEY, "").strip()
+    return (key,) if key else ()
