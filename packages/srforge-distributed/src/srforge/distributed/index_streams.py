@@ -4,6 +4,7 @@ A stream is asked for any positions in any order. Who asks for which ones is the
 ``sharding``.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -97,6 +98,8 @@ class WeightedStream:
         if not values.any():
             raise ConfigurationError("`weights` must hold a number > 0, but all are 0. Give a sample a weight.")
         self._cumulated = values.cumsum(0)
+        if not math.isfinite(self._cumulated[-1]):
+            raise ConfigurationError("`weights` must have a finite sum, but it is inf. Scale them down.")
         self._last = int(values.nonzero()[-1])
         self._seed = seed
 

@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import index
 from typing import Any, Protocol
 
 import torch
@@ -74,9 +75,9 @@ def mix(seed: int, *parts: int) -> int:
     Source:
         Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the finaliser).
     """
-    state = _scramble((seed + _GOLDEN) & _WORD)
+    state = _scramble((index(seed) + _GOLDEN) & _WORD)
     for part in parts:
-        state = _scramble(((state + _GOLDEN) ^ part) & _WORD)
+        state = _scramble(((state + _GOLDEN) ^ index(part)) & _WORD)  # index: numpy's integers would overflow
     return state
 
 
@@ -93,7 +94,7 @@ def seed_epoch(seed: int, epoch: int, rank: int) -> None:
     torch.manual_seed(derived)
 
 
-def seed_sample(seed: int, epoch: int, index: int) -> None:
+def seed_sample(seed: int, epoch: int, key: int) -> None:
     """Seed the generators that a data set draws from, just before it makes one sample.
 
     The CPU generator is seeded directly: ``torch.manual_seed`` also walks all accelerators, about 100 times the cost,
@@ -102,10 +103,10 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
     Args:
         seed: The run's seed.
         epoch: 0-based epoch.
-        index: Index of the sample. Of a ``SampleKey`` its ``draw`` counts too: a sample that comes several times in
-            an epoch is augmented differently each time.
+        key: Index of the sample. Of a ``SampleKey`` its ``draw`` counts too: a sample that comes several times in an
+            epoch is augmented differently each time.
     """
-    seed_generators(mix(seed, _SAMPLE, epoch, index, getattr(index, "draw", 0)))
+    seed_generators(mix(seed, _SAMPLE, epoch, key, getattr(key, "draw", 0)))
 
 
 def seed_generators(derived: int) -> None:

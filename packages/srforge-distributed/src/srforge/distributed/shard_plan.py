@@ -7,6 +7,9 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from srforge.distributed.errors import ConfigurationError
 
 TAILS = ("exact", "pad", "drop")
@@ -128,6 +131,41 @@ class ShardPlan:
         the gradient of the mean over the window's real samples, whoever has how many of them.
         """
         return self.local_count(micro_batch, rank) * self.world_size / self.window_count(micro_batch)
+
+    def local_length(self, rank: int) -> int:
+        """Return how many samples a rank yields in an epoch, the filler of a row without a real one included.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            Number of samples; cut into rows of ``batch_size`` they are ``num_micro_batches`` rows.
+        """
+        full_steps, rest = divmod(self.stream_length, self.global_batch_size)
+        share = len(even_share(rest, rank, self.world_size))
+        length = full_steps * self.batch_size * self.accumulate + share
+        if -(-share // self.batch_size) < -(-rest // (self.world_size * self.batch_size)):
+            length += min(self.filler, self.batch_size)
+        return length
+
+    def local_positions(self, rank: int, numbers: Tensor) -> Tensor:
+        """Map a rank's samples to positions of the epoch's stream.
+
+        Args:
+            rank: The rank.
+            numbers: Samples of the rank counted from 0, in [0, local_length), int64, shape ``(n,)``.
+
+        Returns:
+            Positions, int64, shape ``(n,)``; of a filler the first position of its step.
+        """
+        per_step = self.batch_size * self.accumulate
+        steps, offsets = numbers // per_step, numbers % per_step
+        full_steps, rest = divmod(self.stream_length, self.global_batch_size)
+        share = even_share(rest, rank, self.world_size)
+        is_short = steps == full_steps
+        offsets = torch.where(is_short, offsets + share.start, offsets + rank * per_step)
+        offsets = torch.where(is_short & (offsets >= share.stop), 0, offsets)
+        return steps * self.global_batch_size + offsets
 
     def _check_micro_batch(self, micro_batch: int) -> None:
         if not 0 <= micro_batch < self.num_micro_batches:

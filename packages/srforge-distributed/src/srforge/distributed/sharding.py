@@ -4,6 +4,7 @@ How an epoch is cut lives in ``shard_plan``, which sample stands where in ``inde
 own batch sampler in ``batch_sharding``, data sets without a length in ``iterable_shards``.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -116,6 +117,11 @@ class ShardedSampler(DistributedSampler[SampleKey]):
         num_samples = dataset if isinstance(dataset, int) else len(dataset)
         if num_samples < 0:
             raise ConfigurationError(f"`dataset` must hold >= 0 samples, but holds {num_samples}. Give its length.")
+        if options.get("weights") is not None and not (shuffle and training):
+            raise ConfigurationError(
+                f"`weights` must come with shuffle=True and training=True, but they are {shuffle} and {training}. Samples "
+                "are drawn at random, some never: leave the weights out."
+            )
         self._stream = _make_stream(
             num_samples,
             shuffle=shuffle,
@@ -130,6 +136,13 @@ class ShardedSampler(DistributedSampler[SampleKey]):
         plan_options = cast("PlanOptions", options)
         if training:
             self.plan = ShardPlan(num_samples=length, world_size=world_size, batch_size=batch_size, **plan_options)
+            is_cut = plan_options.get("steps_per_epoch") is not None and self.plan.stream_length < length
+            if is_cut and isinstance(self._stream, SequentialStream):
+                warnings.warn(
+                    f"`steps_per_epoch` without `shuffle` trains each epoch on the first {self.plan.stream_length} of "
+                    f"{length} samples only.",
+                    stacklevel=2,
+                )
         else:
             check_positive("batch_size", batch_size)
             _refuse_plan_options(plan_options)
@@ -140,7 +153,7 @@ class ShardedSampler(DistributedSampler[SampleKey]):
     def __len__(self) -> int:
         if self.plan is None:
             return len(even_share(len(self._stream), self.rank, self.world_size))
-        return num_local_samples(self.plan, self.rank)
+        return self.plan.local_length(self.rank)
 
     def __iter__(self) -> Iterator[SampleKey]:
         epoch, length = self.epoch, len(self)
@@ -157,46 +170,7 @@ class ShardedSampler(DistributedSampler[SampleKey]):
         """Map this rank's samples, counted from 0, to positions of the epoch's stream."""
         if self.plan is None:
             return numbers + even_share(len(self._stream), self.rank, self.world_size).start
-        return local_positions(self.plan, self.rank, numbers)
-
-
-def num_local_samples(plan: ShardPlan, rank: int) -> int:
-    """Return how many samples a rank yields in an epoch, the filler of a row without a real one included.
-
-    Args:
-        plan: The epoch's arithmetic.
-        rank: The rank.
-
-    Returns:
-        Number of samples: its loader has ``plan.num_micro_batches`` batches.
-    """
-    full_steps, rest = divmod(plan.stream_length, plan.global_batch_size)
-    share = len(even_share(rest, rank, plan.world_size))
-    length = full_steps * plan.batch_size * plan.accumulate + share
-    if -(-share // plan.batch_size) < -(-rest // (plan.world_size * plan.batch_size)):
-        length += min(plan.filler, plan.batch_size)
-    return length
-
-
-def local_positions(plan: ShardPlan, rank: int, numbers: Tensor) -> Tensor:
-    """Map a rank's samples to positions of the epoch's stream.
-
-    Args:
-        plan: The epoch's arithmetic.
-        rank: The rank.
-        numbers: Samples of the rank counted from 0, int64, shape ``(n,)``.
-
-    Returns:
-        Positions, int64, shape ``(n,)``; of a filler the first position of its step.
-    """
-    per_step = plan.batch_size * plan.accumulate
-    steps, offsets = numbers // per_step, numbers % per_step
-    full_steps, rest = divmod(plan.stream_length, plan.global_batch_size)
-    share = even_share(rest, rank, plan.world_size)
-    in_tail = steps == full_steps
-    offsets = torch.where(in_tail, offsets + share.start, offsets + rank * per_step)
-    offsets = torch.where(in_tail & (offsets >= share.stop), 0, offsets)
-    return steps * plan.global_batch_size + offsets
+        return self.plan.local_positions(self.rank, numbers)
 
 
 def plan_of(loader: Any) -> Any:
@@ -211,23 +185,24 @@ def plan_of(loader: Any) -> Any:
     Raises:
         ConfigurationError: The loader cuts the samples differently than its plan, so loss scales would be wrong.
     """
-    for sampler in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
-        plan = getattr(sampler, "plan", None)
-        if plan is None:
-            continue
-        if isinstance(plan, ShardPlan):
-            batch_size = getattr(loader, "batch_size", plan.batch_size)
-            if batch_size != plan.batch_size:
-                raise ConfigurationError(
-                    f"`batch_size` must be {plan.batch_size}, as the loader's ShardedSampler was told, but is "
-                    f"{batch_size} in the loader. Give both the same."
-                )
-            if getattr(loader, "drop_last", False):
-                raise ConfigurationError(
-                    "`drop_last` must be False beside a ShardedSampler, but is True. Use tail=drop instead."
-                )
+    cutter = getattr(loader, "batch_sampler", None)
+    plan = getattr(cutter, "plan", None)
+    if plan is not None:
         return plan
-    return None
+    plan = getattr(getattr(cutter, "sampler", getattr(loader, "sampler", None)), "plan", None)
+    if isinstance(plan, ShardPlan):
+        cutter = loader if cutter is None else cutter
+        batch_size = getattr(cutter, "batch_size", plan.batch_size)
+        if batch_size != plan.batch_size:
+            raise ConfigurationError(
+                f"`batch_size` must be {plan.batch_size}, as the loader's ShardedSampler was told, but is "
+                f"{batch_size} in the loader. Give both the same."
+            )
+        if getattr(cutter, "drop_last", False):
+            raise ConfigurationError(
+                "`drop_last` must be False beside a ShardedSampler, but is True. Use tail=drop instead."
+            )
+    return plan
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -272,10 +247,6 @@ def _make_stream(
     if order is not None:
         return OrderStream(order, seed)
     if weights is not None:
-        if not shuffle:
-            raise ConfigurationError(
-                "`shuffle` must be True beside `weights`, but is False. Samples are drawn at random."
-            )
         return WeightedStream(weights, num_samples, seed)
     return ShuffledStream(num_samples, seed) if shuffle else SequentialStream(num_samples)
 
