@@ -5,6 +5,7 @@ rank printed. A function is named by ``"path/to/file.py:function"`` (or passed i
 arguments and results travel by pickle.
 """
 
+import contextlib
 import os
 import pickle
 import signal
@@ -22,7 +23,7 @@ _HERE = Path(__file__).resolve().parent
 _TAIL = 4000
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A rank raised, was killed, or did not end in time; the message has each rank's output."""
 
 
@@ -60,9 +61,9 @@ def run_ranks(
         function: ``"path/to/file.py:name"``, ``"module:name"``, or a function defined at a file's top level.
         world_size: Number of processes; with 1 the function sees a launch without torchrun.
         args: Passed to the function.
-        backend: ``TEST_BACKEND`` for ``launch_options``.
+        backend: What ``asked_backend()`` returns in the ranks.
         timeout: Seconds until every rank is killed.
-        device: ``TEST_DEVICE`` for ``launch_options``.
+        device: What ``asked_device()`` returns in the ranks.
         env: Further environment variables.
         group: Set the torch variables; False starts the processes without them.
 
@@ -70,7 +71,7 @@ def run_ranks(
         The results in rank order.
 
     Raises:
-        RankFailed: A rank failed; the message has what each of them printed.
+        RankError: A rank failed; the message has what each of them printed.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -96,7 +97,7 @@ def run_ranks(
             shown = "\n".join(
                 f"--- rank {r}: exit {c}\n{o}" for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
             )
-            raise RankFailed(f"exit codes {codes} (None: killed after {timeout} s)\n{shown}")
+            raise RankError(f"exit codes {codes} (None: killed after {timeout} s)\n{shown}")
         return [pickle.loads(Path(folder, f"r{rank}.pickle").read_bytes()) for rank in range(world_size)]
 
 
@@ -119,10 +120,8 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"], timeout: float) -> lis
 
 def kill_session(process: "subprocess.Popen[Any]") -> None:
     """Kill a process that was started in a session of its own, with all its children."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -139,7 +138,8 @@ def serve_rank() -> None:
     where, _, name = spelled.rpartition(":")
     if where.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -156,12 +156,12 @@ def serve_rank() -> None:
             dist.destroy_process_group()
 
 
-def test_device() -> str | list[int]:
+def asked_device() -> str:
     """Return, inside a rank, the device that the test was asked to run on."""
     return os.environ.get("TEST_DEVICE", "cpu")
 
 
-def test_backend() -> str:
+def asked_backend() -> str:
     """Return, inside a rank, the backend that the test was asked to run on."""
     return os.environ.get("TEST_BACKEND", "gloo")
 
@@ -179,7 +179,7 @@ def launch(
         timeout: Seconds until the launcher and all it started are killed.
 
     Raises:
-        RankFailed: It did not end in time; the message has the output so far.
+        RankError: It did not end in time; the message has the output so far.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(env or {})}
@@ -197,7 +197,7 @@ def launch(
     except subprocess.TimeoutExpired:
         kill_session(process)
         out, err = process.communicate()
-        raise RankFailed(
+        raise RankError(
             f"not ended after {timeout} s\n--- stdout\n{out[-_TAIL:]}\n--- stderr\n{err[-_TAIL:]}"
         ) from None
     finally:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from srforge.distributed.ddp_errors import explained_ddp_errors
 from srforge.distributed.errors import ConfigurationError
+from srforge.distributed.gate_scope import refuse_inside_gate
 from srforge.distributed.options import DistributedOptions
 from srforge.distributed.parts import has_trainable_parameters, reducers, replace_part
 from srforge.distributed.strategy import TrainingStrategy
@@ -48,6 +49,11 @@ class DDPStrategy(TrainingStrategy):
         backend: str = "gloo",
     ) -> None:
         super().__init__(topology, device, options)
+        if self.options.gradient_compression == "bf16" and backend != "nccl":
+            raise ConfigurationError(
+                f"`gradient_compression` must be fp16 or none with {backend}, but is bf16: torch sends bf16 gradients "
+                "through NCCL only. Choose one of these."
+            )
         self.backend = backend
         self._owns_group = False
 
@@ -84,6 +90,7 @@ class DDPStrategy(TrainingStrategy):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return every rank's tensor, ``(world_size, *shape)``, as bytes on the wire: any type, bit for bit."""
+        refuse_inside_gate("all_gather")
         tensor = tensor.detach()
         local = self._on_wire(tensor)
         gathered = torch.empty((self.world_size, local.numel()), dtype=torch.uint8, device=local.device)
@@ -94,6 +101,7 @@ class DDPStrategy(TrainingStrategy):
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Return the tensor of rank ``source``."""
+        refuse_inside_gate("broadcast")
         tensor = tensor.detach()
         local = self._on_wire(tensor)
         dist.broadcast(local, src=source)
@@ -108,18 +116,21 @@ class DDPStrategy(TrainingStrategy):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's value in rank order."""
+        refuse_inside_gate("all_gather_object")
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return the value of rank ``source``."""
+        refuse_inside_gate("broadcast_object")
         values = [value if self.rank == source else None]
         dist.broadcast_object_list(values, src=source, device=self.device if self.backend == "nccl" else None)
         return values[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+        refuse_inside_gate("barrier")
         if self.backend == "nccl":
             dist.barrier(device_ids=[self.device.index])
         else:

@@ -44,15 +44,15 @@ def _advice(message: str, model: nn.Module, *, static_graph: bool) -> str | None
     if _READY_TWICE.search(message):
         return (
             f"each parameter must be ready once per backward, but {names or 'one'} was ready twice. Call a wrapped "
-            "part once per backward, reach it through strategy.unwrap(part) elsewhere, and keep `static_graph: true` for "
-            "parameters that one forward uses several times."
+            "part once per backward, reach it through strategy.unwrap(part) elsewhere, and keep `static_graph: true` "
+            "for parameters that one forward uses several times."
         )
     if _UNUSED.search(message) or (static_graph and _CHANGED.search(message)):
         if static_graph:
             return (
                 f"`static_graph` must be false for a model whose steps use different parameters, but is "
-                f"true{_of(names)}. Set `static_graph: false` and `find_unused_parameters: true`, or let every output that depends on "
-                "parameters reach the loss in every step."
+                f"true{_of(names)}. Set `static_graph: false` and `find_unused_parameters: true`, or let "
+                "every output that depends on parameters reach the loss in every step."
             )
         return (
             f"`find_unused_parameters` must be true where a step leaves parameters without gradient, but is false"

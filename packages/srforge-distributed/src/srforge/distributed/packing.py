@@ -25,7 +25,7 @@ def named_tensors(model: nn.Module, *, buffers: bool = True) -> list[tuple[str, 
     named: list[tuple[str, Tensor]] = list(model.named_parameters())
     if buffers:
         named += model.named_buffers()
-    found = [(plain_name(model, name), tensor.detach()) for name, tensor in _refuse_shapeless(named)]
+    found = [(plain_name(model, name), tensor) for name, tensor in _refuse_shapeless(named)]
     for name, tensor in found:
         kind = "sparse" if tensor.layout != torch.strided else "quantized" if tensor.is_quantized else ""
         kind = kind or ("on the meta device" if tensor.is_meta else "")
@@ -85,7 +85,8 @@ def unflatten(flat: Tensor, pack: Sequence[Tensor]) -> None:
         piece = flat[start : start + tensor.numel() * parts]
         start += piece.numel()
         if tensor.is_complex():
-            real = piece.view(tensor.real.dtype).reshape(*tensor.shape, 2)
+            # A copy: a complex view must start at an even element.
+            real = piece.clone().view(tensor.real.dtype).reshape(*tensor.shape, 2)
             tensor.detach().copy_(torch.view_as_complex(real))
         else:
             tensor.detach().copy_(piece.view(tensor.dtype).reshape(tensor.shape))

@@ -5,6 +5,7 @@ token of a name belongs to a wrapper is read off the module tree, never off its 
 called ``module`` keeps its name.
 """
 
+import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,21 @@ def unwrap_module(module: nn.Module) -> nn.Module:
         assert inner is not None
         module = inner
     return module
+
+
+def copy_unwrapped(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model without its wrappers; an average of the weights lives in one.
+
+    Copying a wrapper itself would build a second reducer over the copy.
+
+    Args:
+        model: The model, wrapped or not, whole or by part; unchanged.
+    """
+    copies: dict[int, Any] = {}
+    wrappers = [module for module in model.modules() if wrapped_name(module) is not None]
+    for wrapper in reversed(wrappers):  # inner ones first: they are met again inside the outer ones
+        copies[id(wrapper)] = copy.deepcopy(unwrap_module(wrapper), copies)
+    return copy.deepcopy(unwrap_module(model), copies)
 
 
 def plain_name(model: nn.Module, name: str) -> str:
@@ -163,7 +179,8 @@ def refuse_stray_parameters(model: nn.Module, parts: Mapping[str, nn.Module]) ->
     if stray:
         raise ConfigurationError(
             f"`{_listed(stray)}` must be in one of the model's trainable parts ({', '.join(parts)}), but is in none: "
-            "its gradient would never be synced. Move it into a part, add its module to trainable_modules(), or freeze it."
+            "its gradient would never be synced. Move it into a part, add its module to trainable_modules(), "
+            "or freeze it."
         )
     shared = [(name, owners[id(parameter)]) for name, parameter in trainable if len(owners[id(parameter)]) > 1]
     if shared:

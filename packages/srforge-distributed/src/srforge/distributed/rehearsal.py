@@ -1,16 +1,14 @@
 """Two dry steps at every launch, so that no later step of the process is special."""
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from srforge.distributed.active import get_active_strategy
 from srforge.distributed.errors import ConfigurationError
+from srforge.distributed.seeding import preserved_rng
 
 NUM_PASSES = 2
 
@@ -41,7 +39,12 @@ def rehearse(model: nn.Module, forward_backward: Callable[[], None]) -> None:
             f"`model` must be what setup_device returned, but is a {type(model).__name__} that the active strategy "
             "did not prepare: ranks would train apart. Call model, device = setup_device(model, device) first."
         )
-    with _preserved_random_states(strategy.device), _preserved_model(model), strategy.explained_errors(model):
+    with (
+        preserved_rng(),
+        _preserved_device_generator(strategy.device),
+        _preserved_model(model),
+        strategy.explained_errors(model),
+    ):
         for _ in range(NUM_PASSES):
             forward_backward()
             _drop_gradients(model)
@@ -76,19 +79,11 @@ def _preserved_model(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _preserved_random_states(device: torch.device) -> Iterator[None]:
-    """Put back the random states of python, numpy (if loaded), torch and the device."""
-    numpy: Any = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    torch_state = torch.get_rng_state()
-    cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+def _preserved_device_generator(device: torch.device) -> Iterator[None]:
+    """Put back the random state of this process's device; asking other devices for theirs would occupy them."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
-        random.setstate(python_state)
-        if numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state, device)
+        if state is not None:
+            torch.cuda.set_rng_state(state, device)

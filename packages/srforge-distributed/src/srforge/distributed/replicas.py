@@ -1,5 +1,6 @@
 """Replicas are checked, not assumed, to be identical: 128-bit fingerprints of parameters and buffers."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ def _raise_divergence(
     all_gather: Callable[[Tensor], Tensor],
     all_gather_object: Callable[[Any], list[Any]],
 ) -> None:
-    refuse_different_structures(named, all_gather_object)
+    refuse_different_structures(named, all_gather, all_gather_object)
     own = [fingerprint([tensor]).cpu() for _, tensor in named]
     everyones = all_gather(torch.stack(own)).cpu()  # (world_size, tensors, 2)
     differs = (everyones != everyones[0]).any(dim=2)  # (world_size, tensors)
@@ -117,7 +118,9 @@ def _largest_difference(values: Tensor) -> str:
 
 
 def refuse_different_structures(
-    named: Sequence[tuple[str, Tensor]], all_gather_object: Callable[[Any], list[Any]]
+    named: Sequence[tuple[str, Tensor]],
+    all_gather: Callable[[Tensor], Tensor],
+    all_gather_object: Callable[[Any], list[Any]],
 ) -> None:
     """Refuse models whose tensors differ between ranks in name, shape, type or in taking a gradient.
 
@@ -128,7 +131,14 @@ def refuse_different_structures(
 
     Collective: every rank must call.
     """
-    own = [f"{name}: {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
+    own = [
+        f"{name}: {tuple(tensor.shape)} {tensor.dtype}{' trainable' if tensor.requires_grad else ''}"
+        for name, tensor in named
+    ]
+    digest = hashlib.blake2b("\n".join(own).encode(), digest_size=16).digest()
+    prints = all_gather(torch.tensor(list(digest), dtype=torch.uint8))
+    if bool((prints == prints[0]).all()):
+        return  # the names themselves travel only where they differ
     everyones = all_gather_object(own)
     for rank, theirs in enumerate(everyones):
         if theirs == everyones[0]:

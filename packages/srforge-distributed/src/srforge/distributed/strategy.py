@@ -163,7 +163,7 @@ class TrainingStrategy(ABC):
         if self.world_size == 1:
             return
         named = named_tensors(model)
-        replicas.refuse_different_structures(named, self.all_gather_object)
+        replicas.refuse_different_structures(named, self.all_gather, self.all_gather_object)
         for pack in packs(tensor for _, tensor in named):
             unflatten(self.broadcast(flatten(pack)), pack)
 
