@@ -115,7 +115,7 @@ CASES: list[tuple[str, tuple[int, ...], Callable[[list[Any]], None]]] = [
         advice("`find_unused_parameters` must be true", "odd.weight, odd.bias"),
     ),
     ("branch_cases:branches_with_unused_parameters", (2,), trains),
-    ("branch_cases:output_that_the_loss_ignores", (2,), advice("`static_graph` must be false")),
+    ("branch_cases:output_that_the_loss_ignores", (2,), advice("`static_graph` must be false", "odd.weight, odd.bias")),
     ("branch_cases:compressed_gradients", (2, 3), rounded_to_their_type),
     ("branch_cases:resumed_bits", (1, 2, 3, 4), same_bits),
 ]

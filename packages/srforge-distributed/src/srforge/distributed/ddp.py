@@ -186,6 +186,11 @@ class DDPStrategy(TrainingStrategy):
                 stack.enter_context(part.no_sync())
             yield
 
+    def refuse_unfinished_sync(self, model: nn.Module) -> None:
+        """Refuse a backward pass after which a reducer still waits: by itself DDP says so one forward later."""
+        for part in reducers(model):
+            part.reducer._rebuild_buckets()  # noqa: SLF001 - what DDP's forward calls; nothing to rebuild between steps
+
     @contextmanager
     def explained_errors(self, model: nn.Module) -> Iterator[None]:
         """Raise DDP's own errors again with parameter names and the option that cures them."""

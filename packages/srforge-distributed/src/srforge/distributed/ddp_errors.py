@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from srforge.distributed.errors import ConfigurationError
-from srforge.distributed.parts import plain_name, reducers, trainable_names
+from srforge.distributed.parts import listed, plain_name, reducers, trainable_names
 
 _INDICES = re.compile(
     r"(?:did not receive grad for rank \d+|parameters? at ind(?:ex|ices)):?((?:\s*,?\s*\d+)+)", re.IGNORECASE
@@ -48,6 +48,7 @@ def _advice(message: str, model: nn.Module, *, static_graph: bool) -> str | None
             "for parameters that one forward uses several times."
         )
     if _UNUSED.search(message) or (static_graph and _CHANGED.search(message)):
+        names = names or _without_gradient(model)
         if static_graph:
             return (
                 f"`static_graph` must be false for a model whose steps use different parameters, but is "
@@ -66,11 +67,18 @@ def _advice(message: str, model: nn.Module, *, static_graph: bool) -> str | None
     return None
 
 
+def _without_gradient(model: nn.Module) -> str:
+    """Return the names of the parameters without gradient, unless no parameter has one (between two steps)."""
+    parameters = [(plain_name(model, name), parameter.grad) for name, parameter in trainable_names(model)]
+    empty = [name for name, gradient in parameters if gradient is None]
+    return listed(empty) if len(empty) < len(parameters) else ""
+
+
 def _of(names: str) -> str:
-    return f" (without gradient: {names})" if names else ""
+    return f" (without gradient here: {names})" if names else ""
 
 
-def _named(message: str, model: nn.Module, limit: int = 5) -> str:
+def _named(message: str, model: nn.Module) -> str:
     """Return the names behind the parameter indices in DDP's message, which does not say which part it means."""
     match = _INDICES.search(message)
     if match is None:
@@ -83,4 +91,4 @@ def _named(message: str, model: nn.Module, limit: int = 5) -> str:
         if indices and max(indices) < len(parameters):
             path = paths[id(part)]
             found += [plain_name(model, f"{path}.{parameters[i][0]}" if path else parameters[i][0]) for i in indices]
-    return ", ".join(found[:limit]) + (f" and {len(found) - limit} more" if len(found) > limit else "")
+    return listed(found)

@@ -178,14 +178,14 @@ def refuse_stray_parameters(model: nn.Module, parts: Mapping[str, nn.Module]) ->
     stray = [name for name, parameter in trainable if id(parameter) not in owners]
     if stray:
         raise ConfigurationError(
-            f"`{_listed(stray)}` must be in one of the model's trainable parts ({', '.join(parts)}), but is in none: "
+            f"`{listed(stray)}` must be in one of the model's trainable parts ({', '.join(parts)}), but is in none: "
             "its gradient would never be synced. Move it into a part, add its module to trainable_modules(), "
             "or freeze it."
         )
     shared = [(name, owners[id(parameter)]) for name, parameter in trainable if len(owners[id(parameter)]) > 1]
     if shared:
         raise ConfigurationError(
-            f"`{_listed([name for name, _ in shared])}` must be in one trainable part, but is in "
+            f"`{listed([name for name, _ in shared])}` must be in one trainable part, but is in "
             f"{' and '.join(shared[0][1])}. Give each part parameters of its own, or make one part of them."
         )
 
@@ -213,6 +213,7 @@ def trainable_names(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
-def _listed(names: list[str], limit: int = 5) -> str:
+def listed(names: list[str], limit: int = 5) -> str:
+    """Return the first names in words, and how many more there are."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -46,8 +46,9 @@ def rehearse(model: nn.Module, forward_backward: Callable[[], None]) -> None:
         strategy.explained_errors(model),
     ):
         for _ in range(NUM_PASSES):
-            forward_backward()
             _drop_gradients(model)
+            forward_backward()
+        strategy.refuse_unfinished_sync(model)
 
 
 def _drop_gradients(model: nn.Module) -> None:

@@ -191,6 +191,13 @@ class TrainingStrategy(ABC):
         """Return a context in which backward passes keep gradients local, in all parts; forward belongs inside too."""
         return nullcontext()
 
+    def refuse_unfinished_sync(self, model: nn.Module) -> None:  # noqa: B027 - for strategies that sync
+        """Refuse a backward pass after which the gradients of a part are not synced; call it right after one.
+
+        Raises:
+            RuntimeError: The wrapper still waits for parameters; ``explained_errors`` says which and what cures it.
+        """
+
     @contextmanager
     def explained_errors(self, model: nn.Module) -> Iterator[None]:  # noqa: ARG002 - for strategies that wrap
         """Raise the wrappers' own errors again with parameter names and the option that cures them.
