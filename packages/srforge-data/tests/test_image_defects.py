@@ -91,6 +91,14 @@ def test_progressive_jpeg_without_its_last_scans_is_refused(tmp_path):
     refused(tmp_path, "scans.jpg", data[: scans[5]] + data[-2:], r"\d+ of its 192 coefficients are in no scan")
 
 
+def test_jpeg_whose_only_scan_begins_again_is_refused(tmp_path):
+    data = encoded("jpg")
+    scan = data.index(b"\xff\xda")
+    with pytest.raises(OSError, match="broken data stream"):
+        Image.open(io.BytesIO(data[: scan + 500] + data[scan:])).load()
+    refused(tmp_path, "again.jpg", data[: scan + 500] + data[scan:], r"must bring each coefficient once")
+
+
 def test_jpeg_with_a_lost_restart_interval_is_refused(tmp_path):
     data = encoded("jpg", restart_marker_rows=1)
     first, second = data.index(b"\xff\xd0"), data.index(b"\xff\xd1")

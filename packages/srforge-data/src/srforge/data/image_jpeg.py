@@ -11,6 +11,7 @@ import math
 import re
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _END = 0xD9
 _SCAN = 0xDA
 _RESTART_INTERVAL = 0xDD
 _READABLE_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all Huffman-coded
+_UNKNOWN = 14  # bits of a coefficient before its first scan
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff+[\x01-\xfe]")  # within coded data, ff00 stands for the byte ff
 
@@ -48,7 +50,7 @@ class _Layout:
     orientation: int = 1
     restart_interval: int = 0
     missing_bits: dict[tuple[int, int], int] = field(default_factory=dict)  # (component, coefficient) -> bits to come
-    last_scan_end: int = 0
+    scan_ends: list[int] = field(default_factory=list)
 
 
 def read_jpeg(data: bytes) -> StoredImage:
@@ -72,9 +74,10 @@ def read_jpeg(data: bytes) -> StoredImage:
             "Save it anew."
         )
     if not layout.is_progressive and _looks_unfinished(pixels):
-        end = layout.last_scan_end
         # A decoder that had all the data it needs ignores bytes after it; one that ran out would have used them.
-        if not np.array_equal(pixels, _decode(data[:end] + _FILLER + data[end:])):
+        bounds = [0, *layout.scan_ends, len(data)]
+        filled = _FILLER.join(data[start:end] for start, end in pairwise(bounds))
+        if not np.array_equal(pixels, _decode(filled)):
             raise UnreadableContentError(
                 "must hold a whole picture, but its coded data ends too early. Replace the file."
             )
@@ -130,7 +133,7 @@ def _walk_markers(data: bytes) -> _Layout:
             )
         try:
             position = _read_segment(layout, marker, data[position + 4 : end], data, end)
-        except (struct.error, IndexError, KeyError, ZeroDivisionError) as error:
+        except (struct.error, ValueError, IndexError, KeyError, ZeroDivisionError) as error:
             raise UnreadableContentError(
                 f"must hold valid JPEG segments, but the one at byte {position} is not. Replace the file."
             ) from error
@@ -171,7 +174,7 @@ def _read_frame(layout: _Layout, marker: int, content: bytes) -> None:
         component, factors = content[6 + 3 * index], content[7 + 3 * index]
         layout.sampling[component] = (factors >> 4, factors & 15)
         # Every coefficient of every component starts unknown; a scan brings it down to the bit `low`.
-        layout.missing_bits.update({(component, coefficient): 14 for coefficient in range(64)})
+        layout.missing_bits.update({(component, coefficient): _UNKNOWN for coefficient in range(64)})
     if len(layout.sampling) != num_components or num_components not in (1, 3):
         raise UnreadableContentError(
             f"must have 1 or 3 components, but is a JPEG with {num_components}. Convert it once."
@@ -185,9 +188,13 @@ def _read_scan(layout: _Layout, content: bytes, data: bytes, start: int) -> int:
     first, last, bits = content[1 + 2 * num_components : 4 + 2 * num_components]
     if not layout.is_progressive:
         first, last, bits = 0, 63, 0
-    for component in components:
-        for coefficient in range(first, last + 1):
-            layout.missing_bits[component, coefficient] = bits & 15
+    before, after = bits >> 4 or _UNKNOWN, bits & 15
+    for key in ((component, coefficient) for component in components for coefficient in range(first, last + 1)):
+        if layout.missing_bits[key] != before or after >= before:
+            raise UnreadableContentError(
+                "must bring each coefficient once, but a scan brings some that are there or not yet due. Replace the file."
+            )
+        layout.missing_bits[key] = after
     for restarts, match in enumerate(_MARKER.finditer(data, start)):
         marker = data[match.end() - 1]
         if not 0xD0 <= marker <= 0xD7:
@@ -196,7 +203,7 @@ def _read_scan(layout: _Layout, content: bytes, data: bytes, start: int) -> int:
                 raise UnreadableContentError(
                     f"must have {expected} restart markers in its scan, but has {restarts}. Replace the file."
                 )
-            layout.last_scan_end = match.start()
+            layout.scan_ends.append(match.start())
             return match.start()
         if marker != 0xD0 + restarts % 8:
             raise UnreadableContentError(

@@ -29,7 +29,10 @@ def read_npy(path: Path) -> StoredImage:
     try:
         # Mapped, not read: the header is checked against the file before memory is taken.
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, TypeError, OverflowError, SyntaxError) as error:
+    except OSError:
+        raise
+    except Exception as error:
+        # A damaged header makes NumPy raise whatever evaluating it ran into: ValueError, SyntaxError, TokenError.
         raise UnreadableContentError(
             f"must be a whole .npy file, but NumPy says: {error}. Replace the file."
         ) from error
