@@ -58,7 +58,7 @@ def ddp_nccl(session: nox.Session) -> None:
     if str(answer).strip() != "True":
         session.log("ddp_nccl: this host has no CUDA device with NCCL. Nothing was run.")
         return
-    _pytest(session, "tests-integration", "--backend", "nccl", *session.posargs)
+    _pytest(session, "tests-integration", "--backend", "nccl", "--device", "cuda", *session.posargs)
 
 
 @nox.session(python=False)
@@ -91,6 +91,7 @@ def wheels(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation strictly, run the examples in it, check that no page loads anything from elsewhere."""
     python = _plain_environment(session)
+    session.env["NO_MKDOCS_2_WARNING"] = "1"  # the theme's notice about its successor
     session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", *session.posargs)
     session.run(python, "tools/documentation.py", "site")
 
@@ -149,7 +150,7 @@ def _plain_environment(session: nox.Session) -> str:
 def _recipe() -> str:
     """Return digests of the shared environment's interpreter and place, and of what is installed into it."""
     digest = hashlib.sha256()
-    for path in ["constraints.txt", "noxfile.py", *(f"{package}/pyproject.toml" for package in PACKAGES)]:
+    for path in ["constraints.txt", *(f"{package}/pyproject.toml" for package in PACKAGES)]:
         digest.update((ROOT / path).read_bytes())
     base = hashlib.sha256(f"{sys.version} {sys.base_prefix} {ROOT}".encode())
     return f"{base.hexdigest()} {digest.hexdigest()}"
