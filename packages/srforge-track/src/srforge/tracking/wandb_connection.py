@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -101,6 +102,29 @@ def finish_in_time(finish: Callable[[], None], seconds: float, folder: str) -> b
     if failures:
         warnings.warn(f"W&B failed to finish: {failures[0]!r}. What it has lies in {folder}.", stacklevel=3)
     return not failures
+
+
+def end_run(run: Any, exit_code: int) -> None:
+    """Finish a run, and end W&B's service unless another run of this process uses it.
+
+    The service completes its file some time after ``run.finish`` has returned; only its end makes sure of that, which
+    matters where the process leaves through ``os._exit``.
+    """
+    import wandb
+
+    run.finish(exit_code=exit_code)
+    if getattr(wandb.setup(), "most_recent_active_run", None) is None:
+        wandb.teardown(exit_code)
+
+
+def exit_code_so_far() -> int:
+    """Return the exit code with which this interpreter is ending, as far as it can be known.
+
+    W&B puts a method of its own in place of ``sys.exit`` to remember the code; an uncaught exception is 1. A bare
+    ``raise SystemExit(code)`` leaves no trace and reads as 0.
+    """
+    code = getattr(getattr(sys.exit, "__self__", None), "exit_code", 0)
+    return int(code) or int(hasattr(sys, "last_value"))
 
 
 def abandon_service() -> None:

@@ -16,7 +16,7 @@ from srforge.distributed.gates import every_rank, main_process_only
 from srforge.tracking.environment_variables import secret_values
 from srforge.tracking.errors import TrackingError
 from srforge.tracking.values import flatten_metrics, plain_config, to_pixels
-from srforge.tracking.wandb_connection import MODES, finish_in_time, resolve_mode
+from srforge.tracking.wandb_connection import MODES, end_run, exit_code_so_far, finish_in_time, resolve_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,12 +146,13 @@ class WandbTracker:
         Args:
             exit_code: 0 marks it finished, another number failed; None tells from how the interpreter is ending.
         """
+        exit_code = exit_code_so_far() if exit_code is None else exit_code
         self._is_finished = True
         run, self._run = self._run, None
         if run is not None:
             atexit.unregister(self._finish_at_exit)
             folder = str(Path(run.dir).parent)
-            finish_in_time(lambda: run.finish(exit_code=exit_code), self.finish_timeout_seconds, folder)
+            finish_in_time(lambda: end_run(run, exit_code), self.finish_timeout_seconds, folder)
 
     def _finish_at_exit(self) -> None:
         self.finish(None)
