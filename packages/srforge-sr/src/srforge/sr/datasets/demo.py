@@ -30,12 +30,12 @@ _TRAINING = (
 )
 _BOX = 168  # a multiple of 2, 3, 4, 6, 7, 8
 _VALIDATION = (  # photograph, top, left
-    ("chelsea.png", 20, 60),
-    ("chelsea.png", 100, 200),
-    ("coffee.png", 40, 60),
-    ("coffee.png", 120, 240),
-    ("coffee.png", 220, 60),
-    ("coffee.png", 40, 400),
+    ("chelsea.png", 40, 60),
+    ("chelsea.png", 60, 240),
+    ("coffee.png", 20, 20),
+    ("coffee.png", 20, 210),
+    ("coffee.png", 210, 130),
+    ("coffee.png", 200, 400),
 )
 
 
