@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import netrc
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from srforge.distributed.errors import ConfigurationError
-from srforge.tracking.environment_variables import wandb_mode
+from srforge.tracking.environment_variables import netrc_file, secret_values, wandb_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +22,12 @@ MODES = ("auto", "online", "offline", "disabled")
 _REACH_SECONDS = 5.0
 
 
-def resolve_mode(mode: str, base_url: str, has_key: Callable[[], bool]) -> tuple[str, str]:
+def resolve_mode(mode: str, base_url: str) -> tuple[str, str]:
     """Decide between online and offline.
 
     Args:
         mode: ``auto``, ``online``, ``offline`` or ``disabled``.
         base_url: Address of the W&B server.
-        has_key: Says whether a key to it is known; asked only where it matters.
 
     Returns:
         ``online``, ``offline`` or ``disabled``, and the reason, for display.
@@ -45,11 +46,21 @@ def resolve_mode(mode: str, base_url: str, has_key: Callable[[], bool]) -> tuple
                 f"WANDB_MODE must be one of {', '.join(MODES[1:])}, but is {variable!r}. Change or unset it."
             )
         return variable, "WANDB_MODE says so"
-    if not has_key():
+    if not has_key(base_url):
         return "offline", "no API key is known; `wandb login` stores one"
     if not is_reachable(base_url):
         return "offline", f"{base_url} does not answer"
     return "online", "a key is known and the server answers"
+
+
+def has_key(base_url: str) -> bool:
+    """Return whether a key to a W&B server is known: from the environment, or where ``wandb login`` keeps it."""
+    if secret_values():
+        return True
+    try:
+        return netrc.netrc(netrc_file()).authenticators(urllib.parse.urlsplit(base_url).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def is_reachable(url: str, seconds: float = _REACH_SECONDS) -> bool:

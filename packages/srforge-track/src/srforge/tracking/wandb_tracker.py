@@ -185,7 +185,7 @@ class WandbTracker:
 
         self._store_id()
         base_url = str(wandb.setup().settings.base_url)
-        mode, reason = resolve_mode(self.mode, base_url, lambda: bool(wandb.api.api_key))
+        mode, reason = resolve_mode(self.mode, base_url)
         if self.mode == "auto" and mode != "online":
             wandb.termlog(f"W&B is {mode}: {reason}.")
         try:
