@@ -4,6 +4,7 @@ import srforge.data.server_guard  # noqa: F401 - first: ties a fork server to it
 
 # isort: split
 from srforge.data.factory import DataLoaderFactory
+from srforge.data.images import ImageReadError, read_image, write_image
 from srforge.data.opencv import OpenCVImportError, import_cv2
 from srforge.data.per_process import OncePerProcess
 from srforge.data.pickling import DatasetPicklingError
@@ -13,10 +14,13 @@ from srforge.data.seeded import SampleError, SeededDataset
 __all__ = [
     "DataLoaderFactory",
     "DatasetPicklingError",
+    "ImageReadError",
     "OncePerProcess",
     "OpenCVImportError",
     "SampleError",
     "SeededDataset",
     "import_cv2",
+    "read_image",
     "worker_policy",
+    "write_image",
 ]

@@ -97,8 +97,8 @@ def settings_of(dataset: Any, name: str = "dataset") -> dict[str, Any]:
         return {}
     held = getattr(dataset, "__dict__", {})
     found = {f"{name}.{key}": value for key, value in held.items() if isinstance(value, _SETTING_TYPES)}
-    for inner in inner_datasets(dataset):
-        found |= settings_of(inner, f"{name}.{type(inner).__name__}")
+    for suffix, inner in inner_datasets(dataset):
+        found |= settings_of(inner, name + suffix)
     return found
 
 

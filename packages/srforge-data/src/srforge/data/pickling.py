@@ -174,6 +174,8 @@ def _cure(culprit: Any) -> str:
     named = culprit if isinstance(culprit, type | types.FunctionType) else type(culprit)
     if "<locals>" in named.__qualname__ or "<lambda>" in named.__qualname__:
         return "Define it at the top level of a module (a function, a class, functools.partial of one)"
+    if isinstance(culprit, type | types.FunctionType | types.BuiltinFunctionType):
+        return "Call it in a function of your own at the top level of a module, and give that"
     if isinstance(culprit, types.GeneratorType):
         return "Make the iterator in __getitem__ or __iter__"
     if isinstance(culprit, types.ModuleType):

@@ -130,15 +130,17 @@ def announce_epoch(dataset: Any, epoch: int) -> None:
     if callable(set_epoch):
         set_epoch(epoch)
         return
-    for inner in inner_datasets(dataset):
+    for _, inner in inner_datasets(dataset):
         announce_epoch(inner, epoch)
 
 
-def inner_datasets(dataset: Any) -> list[Any]:
-    """Return the data sets that a subset (``dataset``) or a concatenation (``datasets``) holds."""
-    inner = getattr(dataset, "dataset", None)
-    several = getattr(dataset, "datasets", ())
-    return ([] if inner is None else [inner]) + (list(several) if isinstance(several, list | tuple) else [])
+def inner_datasets(dataset: Any) -> list[tuple[str, Any]]:
+    """Return the data sets that a subset (``dataset``) or a concatenation (``datasets``) holds, each under its path."""
+    one, several = getattr(dataset, "dataset", None), getattr(dataset, "datasets", ())
+    found = [] if one is None else [(".dataset", one)]
+    if isinstance(several, list | tuple):
+        found += [(f".datasets[{position}]", inner) for position, inner in enumerate(several)]
+    return found
 
 
 def _take(dataset: Any, key: Any) -> Any:

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import Dataset
 
 from srforge.data.image_formats import ImageReadError
-from srforge.data.seeded import inner_datasets
 from srforge.distributed.errors import ConfigurationError
 
 MAX_UNREADABLE_IN_A_ROW = 100
@@ -94,4 +93,5 @@ def take_skipped(source: Any) -> list[int]:
     """
     if isinstance(source, SkipUnreadable):
         return source.take_skipped()
-    return [index for dataset in inner_datasets(source) for index in take_skipped(dataset)]
+    inner = [getattr(source, "dataset", None), *getattr(source, "datasets", ())]  # wrappers, then concatenations
+    return [index for dataset in inner if dataset is not None for index in take_skipped(dataset)]

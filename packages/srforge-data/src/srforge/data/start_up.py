@@ -10,6 +10,9 @@ PRELOADED = ("srforge.data", "torch", "torch.utils.data", "numpy", "cv2")
 """What workers find imported already. Ours comes first: it ties the server to its rank before torch is imported."""
 
 
+_wanted: tuple[str, ...] = PRELOADED  # a server that has to be started again imports the same
+
+
 def initialise(preload: tuple[str, ...] = ()) -> None:
     """Pin OpenCV's thread pool, arm hang reports, start the fork server.
 
@@ -43,6 +46,8 @@ def start_fork_server(preload: tuple[str, ...] = ()) -> bool:
         return False
     from multiprocessing import forkserver
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *preload])
+    global _wanted  # noqa: PLW0603 - one server per process
+    _wanted = tuple(dict.fromkeys((*_wanted, *preload)))
+    forkserver.set_forkserver_preload(list(_wanted))
     forkserver.ensure_running()
     return True
