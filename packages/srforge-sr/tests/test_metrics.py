@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from srforge.distributed.errors import ConfigurationError
-from srforge.sr import psnr, psnr_y, ssim, ssim_y
+from srforge.sr import gradient_energy_ratio, psnr, psnr_y, ssim, ssim_y
 
 
 @pytest.fixture
@@ -131,6 +131,25 @@ def test_any_number_of_channels_and_any_grouping(metric, channels):
     together = metric(prediction, target, scale=2)
     apart = [float(metric(p[None], t[None], scale=2)) for p, t in zip(prediction, target, strict=True)]
     assert together.tolist() == pytest.approx(apart, rel=1e-12)
+
+
+def test_gradient_energy_ratio_is_that_of_squared_differences(images):
+    prediction, target = images
+    inner = np.s_[:, :, 2:-2, 2:-2]
+
+    def energy(image):
+        return (np.diff(image[inner], axis=2) ** 2).sum((1, 2, 3)) + (np.diff(image[inner], axis=3) ** 2).sum((1, 2, 3))
+
+    result = gradient_energy_ratio(*as_images(prediction, target), scale=2)
+    assert result.tolist() == pytest.approx((energy(prediction) / energy(target)).tolist(), rel=1e-4)
+
+
+def test_gradient_energy_ratio_is_one_at_equality_and_finite_on_flat_targets(images):
+    _, target = as_images(*images)
+    assert gradient_energy_ratio(target, target, scale=2).tolist() == [1.0, 1.0]
+    flat = torch.zeros_like(target)
+    assert torch.isfinite(gradient_energy_ratio(target, flat, scale=2)).all()
+    assert (gradient_energy_ratio(flat, target, scale=2) < 1e-4).all()
 
 
 def test_bad_arguments_are_refused(images):

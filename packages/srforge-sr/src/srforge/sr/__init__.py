@@ -3,7 +3,7 @@
 from srforge.sr.colour import rgb_to_luma, to_float, to_stored
 from srforge.sr.datasets import DemoPhotographs, PairedImages, demo_photographs
 from srforge.sr.losses import charbonnier, l1
-from srforge.sr.metrics import psnr, psnr_y, ssim, ssim_y
+from srforge.sr.metrics import gradient_energy_ratio, psnr, psnr_y, ssim, ssim_y
 from srforge.sr.models import EDSR, PatchDiscriminator, RRDBNet, UNetDiscriminator, VGGDiscriminator
 from srforge.sr.panels import panel
 from srforge.sr.perceptual import PerceptualLoss
@@ -22,6 +22,7 @@ __all__ = [
     "bicubic_upscale",
     "charbonnier",
     "demo_photographs",
+    "gradient_energy_ratio",
     "l1",
     "mod_crop",
     "panel",

@@ -127,6 +127,28 @@ def ssim_y(
     return _structural_similarity(rgb_to_luma(predicted), rgb_to_luma(wanted))
 
 
+def gradient_energy_ratio(prediction: Tensor, target: Tensor, *, scale: int, border: int | None = None) -> Tensor:
+    """Gradient energy of the prediction over that of the target: below 1 is blurred, above 1 sharpened or noisy.
+
+    It sees how much detail there is, not whether it is right: read it beside PSNR. It is what adversarial training moves.
+
+    Args:
+        prediction: ``(N, C, H, W)``; the rest as in ``psnr``; not rounded.
+        target: ``(N, C, H, W)``.
+        scale: As in ``psnr``.
+        border: As in ``psnr``.
+
+    Returns:
+        ``(N,)``, >= 0, float64 (float32 on devices without it): mean squared differences of neighbours. 1e-8 is added
+        to both energies, so that a flat target gives a number. NaN where the prediction is not finite.
+
+    Raises:
+        ConfigurationError: As ``psnr``.
+    """
+    predicted, wanted = _comparable(prediction, target, scale if border is None else border, None)
+    return (_gradient_energy(predicted) + 1e-8) / (_gradient_energy(wanted) + 1e-8)
+
+
 def _comparable(prediction: Tensor, target: Tensor, border: int, levels: int | None) -> tuple[Tensor, Tensor]:
     """Both images in the widest float of the device, clamped, rounded to ``levels``, without their border."""
     if prediction.shape != target.shape or prediction.ndim != 4:
@@ -149,6 +171,12 @@ def _rounded(image: Tensor, levels: int | None) -> Tensor:
     # x - x is 0 for numbers and NaN otherwise: clamping alone would turn an infinite pixel into a white one.
     clamped = wide.clamp(0.0, 1.0) + (wide - wide)
     return clamped if levels is None else (clamped * levels).round() / levels
+
+
+def _gradient_energy(image: Tensor) -> Tensor:
+    return (
+        sum((image.diff(dim=dim).square().sum(dim=(1, 2, 3)) for dim in (-2, -1)), torch.zeros(())) / image[0].numel()
+    )
 
 
 def _decibels(prediction: Tensor, target: Tensor, cap: float) -> Tensor:
