@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
+from srforge.distributed.active import get_active_strategy
 from srforge.distributed.environment_variables import error_file, full_traceback
 from srforge.distributed.errors import LaunchEnvironmentError, SRForgeError
 from srforge.distributed.termination import (
@@ -47,7 +48,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
     With several ranks, an uncaught exception is printed with the rank on every line and recorded where torchrun looks
     for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
     clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
-    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143.
+    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143. At the normal end the
+    process group is closed.
 
     With one process, exceptions and Ctrl-C pass through, after the finishers. Errors of SR-Forge are one line,
     ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
@@ -75,6 +77,7 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 _finish_alone(error)
                 raise
             run_finishers(0)
+            get_active_strategy().teardown()
         return result
 
     return main
