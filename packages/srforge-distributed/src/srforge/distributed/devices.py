@@ -145,6 +145,11 @@ def fleet_backend_and_device(
     if on_cpu or (wanted is None and backend == "gloo"):
         return backend, torch.device("cpu")
     if len(devices) > 1:
+        if backend == "nccl" and len(set(devices)) < len(devices):
+            raise ConfigurationError(
+                f"`device` must list each device once with NCCL, but is {_spelled(devices)}. Drop the repeats, or set "
+                "backend=gloo to share devices."
+            )
         assert wanted is not None
         return backend, _present(wanted, host)
     return backend, _device_of_rank(wanted, backend, local_rank, host)
