@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIGNATURES = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 
-_COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits", 34925: "LZMA", 50000: "ZSTD"}
+_COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "ZSTD"}
 _DEFLATE = (8, 32946)
 _PHOTOMETRICS = {1: 1, 2: 3}  # grey (or bands) and RGB -> number of colour channels
 _STRAIGHT_ALPHA = 2
