@@ -174,9 +174,8 @@ def _rounded(image: Tensor, levels: int | None) -> Tensor:
 
 
 def _gradient_energy(image: Tensor) -> Tensor:
-    return (
-        sum((image.diff(dim=dim).square().sum(dim=(1, 2, 3)) for dim in (-2, -1)), torch.zeros(())) / image[0].numel()
-    )
+    rows, columns = image.diff(dim=-2).square(), image.diff(dim=-1).square()
+    return (rows.sum(dim=(1, 2, 3)) + columns.sum(dim=(1, 2, 3))) / image[0].numel()
 
 
 def _decibels(prediction: Tensor, target: Tensor, cap: float) -> Tensor:
