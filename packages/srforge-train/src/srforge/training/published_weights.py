@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors.torch
 import torch
@@ -50,7 +50,7 @@ def _find(content: Any, path: Path, nest: str | None) -> tuple[dict[str, torch.T
         found = content
         for key in nest.split("."):
             found = found.get(key) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or not _is_weights(found):
+        if not _is_weights(found):
             keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
             raise CheckpointError(f"`nest` must lead to weights in {path}, but is {nest!r}. The file has: {keys:.400}.")
         return _tensors(found), nest
@@ -73,7 +73,7 @@ def _find(content: Any, path: Path, nest: str | None) -> tuple[dict[str, torch.T
     )
 
 
-def _is_weights(value: Any) -> bool:
+def _is_weights(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether this is a flat mapping of names with a tensor in it (batch norm's counters may be plain numbers)."""
     return (
         isinstance(value, Mapping)
