@@ -53,7 +53,7 @@ class Own(Sampler):
 
 DRAWS = {
     "python": random.random,
-    "numpy": np.random.random,  # noqa: NPY002 - what users' samplers do
+    "numpy": np.random.random,
     "torch": lambda: float(torch.rand(())),
 }
 
