@@ -4,7 +4,6 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from srforge.distributed.errors import ConfigurationError
 from srforge.distributed.gate_scope import refuse_inside_gate
 from srforge.distributed.options import DistributedOptions
 from srforge.distributed.parts import has_trainable_parameters, reducers, replace_part
+from srforge.distributed.rendezvous import open_process_group
 from srforge.distributed.strategy import TrainingStrategy
 from srforge.distributed.topology import Topology
 
@@ -66,20 +66,7 @@ class DDPStrategy(TrainingStrategy):
             torch.cuda.set_device(self.device)
         if dist.is_initialized():
             return
-        arguments: dict[str, Any] = {
-            "backend": self.backend,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "timeout": timedelta(minutes=self.options.timeout_minutes),
-        }
-        if self.backend == "nccl":
-            # Eager: a wrong device shows here and not in the first collective.
-            arguments["device_id"] = self.device
-        if self.topology.master_addr is None:
-            from torch._C._distributed_c10d import HashStore
-
-            arguments["store"] = HashStore()  # a fleet of one needs no port
-        dist.init_process_group(**arguments)
+        open_process_group(self.topology, self.backend, self.device, self.options.timeout_minutes)
         self._owns_group = True
 
     def teardown(self) -> None:

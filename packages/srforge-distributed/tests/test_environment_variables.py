@@ -1,0 +1,30 @@
+import re
+from pathlib import Path
+
+from srforge.distributed import environment_variables
+from srforge.distributed.environment_variables import error_file
+
+PACKAGE = Path(environment_variables.__file__).parent
+
+
+def test_error_file_is_the_launchers_or_none(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere/error.json")
+    assert error_file() == "/somewhere/error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
+    assert error_file() is None
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    assert error_file() is None
+
+
+def test_the_environment_is_read_here_and_in_topology_alone():
+    readers = {
+        path.name for path in PACKAGE.rglob("*.py") if re.search(r"os\.(environ|getenv)", path.read_text("utf-8"))
+    }
+    assert readers == {"environment_variables.py", "topology.py"}
+
+
+def test_every_constant_is_documented():
+    lines = Path(environment_variables.__file__).read_text("utf-8").splitlines()
+    constants = [i for i, line in enumerate(lines) if re.match(r"[A-Z_]+ = ", line)]
+    assert constants
+    assert all(lines[i - 1].startswith("#: ") or lines[i - 1].startswith("#:") for i in constants)

@@ -1,0 +1,43 @@
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from srforge.distributed import LaunchEnvironmentError, Topology
+from srforge.distributed.rendezvous import open_process_group, start_failure
+
+TOPOLOGY = Topology(1, 0, 2, 1, "node-0", 29500)
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("use_libuv was requested but PyTorch was built without libuv support", "set USE_LIBUV=0"),
+        ("The server socket has failed to listen. EADDRINUSE", "torchrun --standalone, or choose another MASTER_PORT"),
+        ("makeDeviceForHostname(): unsupported gloo device", "set GLOO_SOCKET_IFNAME"),
+        ("Timed out after 30 seconds", "Check that rank 0 runs on MASTER_ADDR, that every host reaches it"),
+        ("", "no reason given"),
+    ],
+)
+def test_failure_says_where_and_what_cures_it(said, cure):
+    message = start_failure(said, TOPOLOGY, "gloo")
+    assert message.startswith("the gloo process group must open at node-0:29500 for rank 1 of 2, but does not: ")
+    assert cure in message
+    assert "NCCL_SOCKET_IFNAME" in start_failure("x", TOPOLOGY, "nccl")
+
+
+def test_fleet_of_one_meets_in_memory():
+    open_process_group(Topology.single(), "gloo", torch.device("cpu"), 1)
+    assert dist.get_world_size() == 1
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_absent_rank_0_ends_in_time_with_the_cure():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        topology = Topology(1, 0, 2, 1, "127.0.0.1", probe.getsockname()[1])
+        # bound, but nobody listens
+        with pytest.raises(LaunchEnvironmentError, match=r"for rank 1 of 2, but does not(.|\n)*set GLOO_SOCKET_IFNAME"):
+            open_process_group(topology, "gloo", torch.device("cpu"), 2 / 60)
