@@ -1,7 +1,8 @@
 """Start time and memory of one rank's sampler against ``DistributedSampler``: python benchmarks/sampler.py [--peer].
 
-Each cell is a process of its own, so that memory is what this sampler alone adds to python and torch. ``--peer`` adds
-torch's sampler up to 10^8 samples; there it needs several GB and some minutes. Ratios compare cells of one run.
+Times are those of the CPU, which other work on the machine does not lengthen much. Each cell is a process of its own,
+so that memory is what this sampler alone adds to python and torch. ``--peer`` adds torch's sampler up to 10^8 samples;
+there it needs several GB and some minutes. Ratios compare cells of one run.
 """
 
 import argparse
@@ -37,23 +38,23 @@ def measure(kind, num_samples, rank, world_size):
         )
 
     torch.set_num_threads(1)
-    list(itertools.islice(make(2 * FIRST * world_size), FIRST))  # torch's own first-use costs belong to neither
-    before, begun, attempts = peak_mb(), time.perf_counter(), []
-    # the best of up to five: other work on the machine only ever adds time
-    while not attempts or (len(attempts) < 5 and time.perf_counter() - begun < 2):
+    list(itertools.islice(make(64 * world_size), 64))  # torch's own first-use costs belong to neither
+    before, begun, attempts = peak_mb(), time.process_time(), []
+    # the best of up to five: what comes between only ever adds time
+    while not attempts or (len(attempts) < 5 and time.process_time() - begun < 2):
         attempts.append(attempt(make, num_samples))
     return {name: min(one[name] for one in attempts) for name in attempts[0]} | {"memory_mb": peak_mb() - before}
 
 
 def attempt(make, num_samples):
-    start = time.perf_counter()
+    start = time.process_time()
     iterator = iter(make(num_samples))
     list(itertools.islice(iterator, 16))
-    first_batch = time.perf_counter()
+    first_batch = time.process_time()
     list(itertools.islice(iterator, FIRST - 16))
-    first_block = time.perf_counter()
+    first_block = time.process_time()
     later = sum(1 for _ in itertools.islice(iterator, 100_000))
-    end = time.perf_counter()
+    end = time.process_time()
     return {
         "batch_ms": 1e3 * (first_batch - start),
         "block_ms": 1e3 * (first_block - start),

@@ -223,6 +223,8 @@ def test_rank_and_world_size_come_from_the_launcher_when_they_are_left_out(monke
         ({"dataset": 0}, "`num_samples` must be an integer >= 1, but is 0"),
         ({"batch_size": 0}, "`batch_size` must be an integer >= 1, but is 0"),
         ({"training": False, "batch_size": 0}, "`batch_size` must be an integer >= 1, but is 0"),
+        ({"acumulate": 2}, r"`acumulate` is no option of a ShardedSampler\. Did you mean `accumulate`\?"),
+        ({"training": False, "repeats": 1}, r"`repeats` is no option of a ShardedSampler\. Did you mean `repeat`\?"),
         ({"training": False, "repeat": 2}, "`repeat` must be left out in evaluation"),
         ({"training": False, "tail": "drop"}, "`tail` must be left out in evaluation"),
         ({"order": [0, 1], "weights": [1, 1]}, "`order` and `weights` must not both be given"),
@@ -258,6 +260,8 @@ def test_plan_of_finds_the_plan_behind_any_loader():
     assert plan_of(DataLoader(range(10), batch_sampler=BatchSampler(training, 2, drop_last=False))) is training.plan
     assert plan_of(DataLoader(range(10), 2, sampler=evaluation)) is None
     assert plan_of(DataLoader(range(10), 2)) is None
+    one_by_one = fleet(2, 10, batch_size=1)[0]
+    assert plan_of(DataLoader(range(10), None, sampler=one_by_one)) is one_by_one.plan
     assert plan_of(None) is None
     assert plan_of([1, 2]) is None
     assert isinstance(training.plan, ShardPlan)

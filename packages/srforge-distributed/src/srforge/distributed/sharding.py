@@ -5,9 +5,10 @@ own batch sampler in ``batch_sharding``, data sets without a length in ``iterabl
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from difflib import get_close_matches
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,8 @@ from srforge.distributed.index_streams import (
 from srforge.distributed.shard_plan import ShardPlan, check_positive, even_share
 from srforge.distributed.topology import Topology
 
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
+# options of ``ShardPlan`` that a sampler passes on, with the values that change nothing
+_PLAN_OPTIONS = {"accumulate": 1, "tail": "exact", "repeat": 1, "steps_per_epoch": None, "filler": 1}
 _FIRST_BLOCK, _LARGEST_BLOCK = 512, 32768  # indices made at a time: the first batch soon, later ones cheaply
 
 
@@ -42,7 +42,7 @@ class SampleKey(int):
     epoch: int
     draw: int = 0
 
-    def __new__(cls, index: int, epoch: int = 0, draw: int = 0) -> "Self":
+    def __new__(cls, index: int, epoch: int = 0, draw: int = 0) -> "SampleKey":  # noqa: PYI034 - `Self` needs python 3.11
         """Make a key of an index, an epoch and a draw."""
         key = super().__new__(cls, index)
         key.epoch = epoch
@@ -52,23 +52,6 @@ class SampleKey(int):
 
     def __reduce__(self) -> tuple[type["SampleKey"], tuple[int, int, int]]:
         return SampleKey, (int(self), self.epoch, self.draw)
-
-
-class PlanOptions(TypedDict, total=False):
-    """What shapes a training epoch beyond the batch size: fields of ``ShardPlan``."""
-
-    accumulate: int
-    tail: str
-    repeat: int
-    steps_per_epoch: int | None
-    filler: int
-
-
-class SamplerOptions(PlanOptions, total=False):
-    """Who decides the order of an epoch, where it is neither sequential nor shuffled."""
-
-    order: Iterable[int] | None
-    weights: Sequence[float] | Tensor | None
 
 
 class ShardedSampler(DistributedSampler[SampleKey]):
@@ -111,7 +94,7 @@ class ShardedSampler(DistributedSampler[SampleKey]):
         seed: int,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: "Unpack[SamplerOptions]",
+        **options: Any,
     ) -> None:
         rank, world_size = resolve_rank(rank, world_size)
         num_samples = dataset if isinstance(dataset, int) else len(dataset)
@@ -129,14 +112,14 @@ class ShardedSampler(DistributedSampler[SampleKey]):
             order=options.pop("order", None),
             weights=options.pop("weights", None),
         )
+        _check_options(options, training=training)
         length = len(self._stream)
         # the parent checks nothing but the rank; its own state stands for those who read it
         super().__init__(range(length), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.plan = None
-        plan_options = cast("PlanOptions", options)
         if training:
-            self.plan = ShardPlan(num_samples=length, world_size=world_size, batch_size=batch_size, **plan_options)
-            is_cut = plan_options.get("steps_per_epoch") is not None and self.plan.stream_length < length
+            self.plan = ShardPlan(num_samples=length, world_size=world_size, batch_size=batch_size, **options)
+            is_cut = options.get("steps_per_epoch") is not None and self.plan.stream_length < length
             if is_cut and isinstance(self._stream, SequentialStream):
                 warnings.warn(
                     f"`steps_per_epoch` without `shuffle` trains each epoch on the first {self.plan.stream_length} of "
@@ -145,7 +128,6 @@ class ShardedSampler(DistributedSampler[SampleKey]):
                 )
         else:
             check_positive("batch_size", batch_size)
-            _refuse_plan_options(plan_options)
         self.world_size = world_size
         self.num_samples = len(self)
         self.total_size = length if self.plan is None else self.plan.stream_length
@@ -193,7 +175,7 @@ def plan_of(loader: Any) -> Any:
     if isinstance(plan, ShardPlan):
         cutter = loader if cutter is None else cutter
         batch_size = getattr(cutter, "batch_size", plan.batch_size)
-        if batch_size != plan.batch_size:
+        if (batch_size or 1) != plan.batch_size:  # None: one by one
             raise ConfigurationError(
                 f"`batch_size` must be {plan.batch_size}, as the loader's ShardedSampler was told, but is "
                 f"{batch_size} in the loader. Give both the same."
@@ -251,11 +233,13 @@ def _make_stream(
     return ShuffledStream(num_samples, seed) if shuffle else SequentialStream(num_samples)
 
 
-def _refuse_plan_options(options: PlanOptions) -> None:
-    """Evaluation takes every sample once: an option that would change that is a mistake."""
-    neutral: dict[str, object] = {"accumulate": 1, "tail": "exact", "repeat": 1, "steps_per_epoch": None}
+def _check_options(options: Mapping[str, Any], *, training: bool) -> None:
+    """Refuse what ``ShardPlan`` does not know, and in evaluation what would change that every sample comes once."""
     for name, value in options.items():
-        if name != "filler" and value != neutral[name]:
+        if name not in _PLAN_OPTIONS:
+            nearest = get_close_matches(name, [*_PLAN_OPTIONS, "order", "weights"], n=1, cutoff=0)[0]
+            raise ConfigurationError(f"`{name}` is no option of a ShardedSampler. Did you mean `{nearest}`?")
+        if not training and name != "filler" and value != _PLAN_OPTIONS[name]:
             raise ConfigurationError(
                 f"`{name}` must be left out in evaluation, which sees every sample once, but is {value!r}. Remove it."
             )
