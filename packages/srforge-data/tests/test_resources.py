@@ -27,7 +27,7 @@ def test_a_usual_machine_gives_no_message():
 
 def test_low_limit_of_open_files_is_named_with_the_need_and_the_cure():
     (message,) = messages(MachineLimits(open_files=256, files_in_use=60))
-    assert "ulimit -n) must be about 268 for 2 workers with 4 batches ahead, but is 256" in message
+    assert "ulimit -n) must be about 620 for 2 workers with 4 batches ahead, but is 256" in message
     assert "ulimit -n 65535" in message
     assert "file_system" in message
 

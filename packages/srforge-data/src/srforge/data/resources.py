@@ -6,10 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.multiprocessing
+
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its size is asked, nothing is written
 _FILES_PER_WORKER = 8  # pipes, sentinel and queues of one worker, in the rank
-_TENSORS_PER_BATCH = 16  # each tensor in flight is one open file under torch's default sharing strategy
-_SPARE_FILES = 128
+_TENSORS_PER_BATCH = 8  # each tensor in flight is one open file under torch's default sharing strategy
+_SPARE_FILES = 512  # for batches that the training keeps, and everything else
 _SMALL_BATCH_BYTES = 32 * 2**20
 _FEWEST_BATCHES = 2
 
@@ -19,7 +21,7 @@ class MachineLimits:
     """What this machine allows; None where it does not say.
 
     Attributes:
-        open_files: Limit of open files of this process.
+        open_files: Limit of open files of this process, where tensors travel as open files.
         files_in_use: Files that it has open now.
         shared_memory: Free bytes in ``/dev/shm``.
         memory: Available bytes of memory, the container's limit included.
@@ -41,7 +43,9 @@ def read_limits() -> MachineLimits:
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        open_files = None if soft == resource.RLIM_INFINITY else soft
+        strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+        shared_by_file = strategy == "file_system"  # needs no open files
+        open_files = None if soft == resource.RLIM_INFINITY or shared_by_file else soft
     with suppress(OSError):
         files_in_use = sum(1 for _ in Path("/proc/self/fd").iterdir())
     with suppress(OSError, AttributeError):
