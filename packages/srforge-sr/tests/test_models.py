@@ -86,6 +86,16 @@ def test_the_output_depends_on_every_input_near_it(kind):
     assert (lr.grad[0, :, 2:5, 2:5] != 0).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_forward_compiles_as_one_graph(kind):
+    torch.manual_seed(0)
+    model = small(kind, 2)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for size in ((6, 6), (5, 8)):
+        lr = torch.rand(1, 3, *size)
+        assert torch.equal(compiled(lr), model(lr))
+
+
 @pytest.mark.parametrize("scale", range(1, 17))
 def test_prime_factors_multiply_to_the_scale(scale):
     factors = prime_factors(scale)

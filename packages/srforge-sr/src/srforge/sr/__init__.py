@@ -2,6 +2,7 @@
 
 from srforge.sr.colour import rgb_to_luma, to_float, to_stored
 from srforge.sr.datasets import DemoPhotographs, PairedImages, demo_photographs
+from srforge.sr.degradations import BlindDegradation, DegradedImages
 from srforge.sr.losses import charbonnier, l1
 from srforge.sr.metrics import gradient_energy_ratio, psnr, psnr_y, ssim, ssim_y
 from srforge.sr.models import EDSR, PatchDiscriminator, RRDBNet, UNetDiscriminator, VGGDiscriminator
@@ -11,6 +12,8 @@ from srforge.sr.resize import bicubic_downscale, bicubic_upscale, mod_crop, resi
 
 __all__ = [
     "EDSR",
+    "BlindDegradation",
+    "DegradedImages",
     "DemoPhotographs",
     "PairedImages",
     "PatchDiscriminator",
