@@ -1,6 +1,8 @@
 """The truth table of ``read_image``: which file gives which array. The oracles are Pillow, tifffile and the array itself."""
 
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -231,3 +233,9 @@ def test_arguments_without_meaning_are_refused(tmp_path):
         read_image(tmp_path / "x.png", alpha="discard")
     with pytest.raises(ConfigurationError, match=r"`channels` must be a positive integer or None, but is 0"):
         read_image(tmp_path / "x.png", channels=0)
+
+
+def test_importing_the_package_imports_no_decoder():
+    code = "import sys, srforge.data; print([name for name in ('cv2', 'tifffile', 'PIL') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == "[]"
