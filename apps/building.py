@@ -22,15 +22,15 @@ def build(node: Any, **overrides: Any) -> Any:
     """
     if node is None:
         return None
+    failure: SRForgeError
     try:
         return instantiate(node, _convert_="all", **overrides)
     except HydraException as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, SRForgeError):
             cause = cause.__cause__
-        if cause is not None:
-            raise cause from None
-        raise ConfigurationError(" ".join(str(error).split())) from error
+        failure = cause or ConfigurationError(" ".join(str(error).split()))
+    raise failure  # outside the handler: an error whose context is its own consequence would be a ring
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def launch_folder() -> Path:
 
 def build_trackers(nodes: DictConfig, folder: Path, settings: dict[str, Any]) -> Trackers:
     """Build the configured trackers side by side; they are closed on every way out of the script."""
-    trackers = Trackers([build(node)(folder=folder) for node in nodes.values()])
+    trackers = Trackers(*(build(node)(folder=folder) for node in nodes.values()))
     trackers.log_config(settings)
     on_exit(trackers.finish)
     return trackers

@@ -19,7 +19,7 @@ from srforge.distributed import rank_entrypoint
 register()
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")  # type: ignore[untyped-decorator]  # hydra's
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @announced_once
 @rank_entrypoint
 def main(config: DictConfig) -> None:

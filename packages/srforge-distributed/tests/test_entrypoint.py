@@ -202,3 +202,9 @@ def test_signal_handlers_are_as_before_afterwards():
     assert inside != before[:1]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_ring_of_causes_ends():
+    first, second = ValueError("one"), ValueError("other")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_aftermath(first)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from srforge.distributed.active import get_active_strategy
 from srforge.distributed.environment_variables import error_file, full_traceback
-from srforge.distributed.errors import LaunchEnvironmentError, SRForgeError
+from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError, SRForgeError
 from srforge.distributed.termination import (
     SIGINT_EXIT_CODE,
     leave,
@@ -73,6 +73,10 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 result = function(*args, **kwargs)
             except BaseException as error:  # every way out of main ends here
                 if several:
+                    if topology.rank > 0 and isinstance(error, ConfigurationError):
+                        # A mistake in the configuration is made on every rank: rank 0 says it for all, and the launcher
+                        # ends this one meanwhile.
+                        time.sleep(AFTERMATH_SECONDS)
                     _leave_fleet(error, tag)
                 _finish_alone(error)
                 raise
@@ -134,9 +138,11 @@ def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
 
 def is_aftermath(error: BaseException | None) -> bool:
     """Return whether an error says no more than that another process is gone."""
-    while error is not None:
+    seen: set[int] = set()  # a library that raises an error's own cause makes the chain a ring
+    while error is not None and id(error) not in seen:
         if isinstance(error, (RuntimeError, SRForgeError)) and _LOST_PEER.search(str(error)):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

@@ -53,13 +53,14 @@ class LossLogger(Hook):
         if self.show_replicas:
             strategy = get_active_strategy()
             digest = strategy.fingerprint(context.model)
-            print(f"[r{strategy.rank}] epoch {context.epoch} replica {digest}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"[r{strategy.rank}] epoch {context.epoch} replica {digest}\n")
 
     @hooks_into("on_epoch_finished")
     @main_process_only
     def show_summary(self, context: RunContext) -> None:
         """Print the reduced metrics of the epoch."""
-        print("\n".join(self._summary(context)), flush=True)
+        sys.stdout.write("\n".join(self._summary(context)) + "\n")
+        sys.stdout.flush()
         self._previous = flatten(context.metrics)
 
     def _summary(self, context: RunContext) -> list[str]:

@@ -69,7 +69,8 @@ class Progress:
             return
         rate = self._count / max(time.monotonic() - self._started, 1e-9)
         total = "" if self._total is None else f"/{self._total}"
-        print(f"{self._label} {self._count}{total} {rate:.1f} batches/s {suffix}".rstrip(), file=sys.stderr, flush=True)
+        # One write a line: those of several ranks end up in one file.
+        sys.stderr.write(f"{self._label} {self._count}{total} {rate:.1f} batches/s {suffix}".rstrip() + "\n")
 
     def __enter__(self) -> Progress:  # noqa: PYI034  # Self needs Python 3.11
         return self
