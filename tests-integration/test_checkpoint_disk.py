@@ -81,9 +81,11 @@ def test_sigkill_at_random_moments_of_saves_leaves_a_whole_file_and_no_litter(tm
             assert is_right(store.load(record))
             kept = store.records()
             assert names(folder) == sorted(f"epoch-{r.epoch:05d}.{kind}" for r in kept for kind in ("pt", "json"))
-            assert 1 <= len(kept) <= 4
+            assert kept
         p.stdin.close()
         p.wait(timeout=10)
+    save(store, 100_000)  # the next whole save makes up for removals that a kill prevented
+    assert len(store.records()) <= 3
     assert in_save >= KILLS // 4, f"only {in_save} kills came in a save"
 
 
