@@ -85,5 +85,5 @@ def test_what_cannot_travel_is_refused_by_name(tensor, message):
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_parameter_is_refused_by_name():
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(ConfigurationError, match="`0.weight` must have a shape"):
+    with pytest.raises(ConfigurationError, match=r"`0\.weight` must have a shape"):
         named_tensors(model)

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from srforge.distributed.ddp_errors import explained_ddp_errors
-from srforge.distributed.errors import ConfigurationError
+from srforge.distributed.errors import CollectiveError, ConfigurationError
 from srforge.distributed.gate_scope import refuse_inside_gate
 from srforge.distributed.options import DistributedOptions
 from srforge.distributed.parts import has_trainable_parameters, reducers, replace_part
@@ -28,6 +28,8 @@ _BUFFER_BROADCASTS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers"
 )
+#: Gathers into one tensor; newer versions of torch renamed it.
+_ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
@@ -77,21 +79,20 @@ class DDPStrategy(TrainingStrategy):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return every rank's tensor, ``(world_size, *shape)``, as bytes on the wire: any type, bit for bit."""
-        refuse_inside_gate("all_gather")
         tensor = tensor.detach()
         local = self._on_wire(tensor)
-        gathered = torch.empty((self.world_size, local.numel()), dtype=torch.uint8, device=local.device)
-        dist.all_gather(list(gathered.unbind()), local)
-        # A copy: a view in a wider type needs an aligned start.
-        flat = gathered.reshape(-1).to(tensor.device)
-        return flat.view(tensor.dtype).reshape(self.world_size, *tensor.shape)
+        gathered = torch.empty(self.world_size * local.numel(), dtype=torch.uint8, device=local.device)
+        if local.numel():
+            with self._collective("all_gather"):
+                _ALL_GATHER(gathered, local)
+        return gathered.to(tensor.device).view(tensor.dtype).reshape(self.world_size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Return the tensor of rank ``source``."""
-        refuse_inside_gate("broadcast")
         tensor = tensor.detach()
         local = self._on_wire(tensor)
-        dist.broadcast(local, src=source)
+        with self._collective("broadcast"):
+            dist.broadcast(local, src=source)
         return local.to(tensor.device).view(tensor.dtype).reshape(tensor.shape)
 
     def _on_wire(self, tensor: Tensor) -> Tensor:
@@ -103,25 +104,39 @@ class DDPStrategy(TrainingStrategy):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's value in rank order."""
-        refuse_inside_gate("all_gather_object")
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        with self._collective("all_gather_object"):
+            dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return the value of rank ``source``."""
-        refuse_inside_gate("broadcast_object")
         values = [value if self.rank == source else None]
-        dist.broadcast_object_list(values, src=source, device=self.device if self.backend == "nccl" else None)
+        with self._collective("broadcast_object"):
+            dist.broadcast_object_list(values, src=source, device=self.device if self.backend == "nccl" else None)
         return values[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        refuse_inside_gate("barrier")
-        if self.backend == "nccl":
-            dist.barrier(device_ids=[self.device.index])
-        else:
-            dist.barrier()
+        with self._collective("barrier"):
+            dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
+
+    @contextmanager
+    def _collective(self, operation: str) -> Iterator[None]:
+        """Refuse a collective where it would hang, and say in our words that it failed.
+
+        Raises:
+            CollectiveError: Only rank 0 is here (inside a gate), a peer is gone, or the time is up.
+        """
+        refuse_inside_gate(operation)
+        try:
+            yield
+        except RuntimeError as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CollectiveError(
+                f"`{operation}` must be reached by every rank within `timeout_minutes`={self.options.timeout_minutes:g}, "
+                f"but failed on rank {self.rank}: {first_line}. Look for the first error in the other ranks' output."
+            ) from error
 
     def _convert(self, model: nn.Module) -> nn.Module:
         if not self.options.sync_batchnorm:
