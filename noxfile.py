@@ -120,7 +120,9 @@ def _environment(session: nox.Session) -> str:
         return str(python)
     if found.partition(" ")[0] != recipe.partition(" ")[0]:
         if sys.version_info < (3, 11):
-            session.error(f"Python must be 3.11 or newer here, but is {sys.version.split()[0]}. Make .venv with another.")
+            session.error(
+                f"Python must be 3.11 or newer here, but is {sys.version.split()[0]}. Make .venv with another."
+            )
         session.log("Making .nox/srforge with PyTorch, the packages and the tools. This takes minutes, once.")
         shutil.rmtree(SHARED, ignore_errors=True)
         session.run(sys.executable, "-m", "venv", str(SHARED))
