@@ -224,12 +224,15 @@ def test_an_error_of_the_disk_names_path_and_number_and_leaves_the_previous_file
     assert same(store.load(store.newest()), state_of(0))
 
 
-def test_rewind_removes_the_branch_that_was_left(tmp_path):
+def test_going_back_removes_the_branch_that_was_left_and_says_so(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=5)
     for epoch in range(5):
-        save(store, epoch)
-    store.rewind(3)
+        save(store, epoch, is_best=epoch == 4)
+    with pytest.warns(UserWarning, match=r"epoch-00003\.pt, epoch-00004\.pt removed: .*epoch-00002\.pt"):
+        save(store, 2)
     assert [record.epoch for record in store.records()] == [0, 1, 2]
+    assert store.newest().epoch == 2
+    assert store.best() is None
 
 
 def test_keep_last_below_one_is_refused(tmp_path):

@@ -179,32 +179,29 @@ class CheckpointStore:
         except OSError as error:
             raise self._write_error(self.folder, error) from error
 
-    def rewind(self, epoch: int) -> None:
-        """Remove the checkpoints of ``epoch`` and later: the branch that a resume from an earlier file leaves behind.
-
-        Raises:
-            CheckpointError: The folder cannot be written.
-        """
-        try:
-            for path in self._files("json"):
-                if _epoch_of(path) >= epoch:
-                    self._remove(path)
-        except OSError as error:
-            raise self._write_error(self.folder, error) from error
-
     def _retain(self, saved: CheckpointRecord) -> None:
-        """Drop what need not stay. The file just committed is whole and always stays, so one complete file remains."""
-        records = [record for record in self.records() if record.epoch != saved.epoch] + [saved]
-        records.sort(key=lambda record: record.epoch)
-        kept = {saved.epoch} | {record.epoch for record in records[-self.keep_last :]}
+        """Drop what need not stay. The file just committed is whole and always stays, so one complete file remains.
+
+        Later epochs than the one just saved are a branch that was left by resuming from an earlier file, or by starting
+        over: they go, or the next launch would continue that branch.
+        """
+        others = [record for record in self.records() if record.epoch != saved.epoch]
+        abandoned = [record for record in others if record.epoch > saved.epoch]
+        line = [record for record in others if record.epoch < saved.epoch] + [saved]
+        kept = line[-self.keep_last :]
         if self.keep_best:
-            kept |= {record.epoch for record in [record for record in records if record.is_best][-1:]}
+            kept += [record for record in line if record.is_best][-1:]
         try:
-            for record in records:
-                if record.epoch not in kept:
+            for record in others:
+                if record not in kept:
                     self._remove(record.path.with_suffix(".json"))
         except OSError as error:
             warnings.warn(f"{saved.path} is saved, but an older one could not be removed: {error}.", stacklevel=3)
+        if abandoned:
+            warnings.warn(
+                f"{', '.join(record.path.name for record in abandoned)} removed: training went back to {saved.path}.",
+                stacklevel=3,
+            )
 
     def _remove(self, json_path: Path) -> None:
         marker = json_path.with_name(f".{json_path.name}{_REMOVED_SUFFIX}")
@@ -254,9 +251,3 @@ class CheckpointStore:
         return CheckpointError(
             f"{path} could not be written: {error.strerror or error} (errno {error.errno}). {previous}"
         )
-
-
-def _epoch_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
