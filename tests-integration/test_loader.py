@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore", message="num_workers x ranks")
 TAIL = """
 
 if __name__ == "__main__":
-    srforge.init()
+    srforge.init(preload=("colorsys",))
     main()
 """
 
@@ -69,6 +69,8 @@ def test_samples_are_the_same_for_any_number_of_workers_living_or_not(tmp_path):
                 self.epoch = epoch
 
             def __getitem__(self, index):
+                if torch.utils.data.get_worker_info() is not None:
+                    assert "colorsys" in sys.modules and "cv2" in sys.modules  # the server imported them
                 draws = [random.random(), np.random.rand(), float(torch.rand(()))]
                 return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
 

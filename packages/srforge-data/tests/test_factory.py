@@ -250,3 +250,19 @@ def test_seed_that_nobody_gave_is_rank_0s():
     set_active_strategy(FakeStrategy(1, 2, peers=[1234]))
     loader = DataLoaderFactory(Drawing(), 2, shuffle=True).get_loader()
     assert loader.dataset.seed == loader.sampler.seed
+
+
+def test_data_set_without_a_length_works_with_an_order_that_has_one():
+    class Endless(Dataset):
+        def __getitem__(self, index):
+            return index
+
+    loader = DataLoaderFactory(Endless(), 2, shuffle=False, seed=0, sampler=[10**9, 5, 7], training=True).get_loader()
+    assert torch.cat(list(loader)).tolist() == [10**9, 5, 7]
+
+
+def test_stored_generator_is_warned_about_without_workers_too():
+    dataset = Drawing()
+    dataset.rng = np.random.default_rng(0)
+    with pytest.warns(UserWarning, match=r"dataset\.rng \(Generator\) must not be stored in a data set"):
+        DataLoaderFactory(dataset, 2, shuffle=True, seed=0).get_loader()

@@ -157,6 +157,17 @@ def test_size_counts_arrays_but_not_tensors_which_workers_share():
     assert tensor < 1000
 
 
+def test_more_tensors_than_a_fork_server_takes_are_refused_with_their_number():
+    views = torch.zeros(300, 2)
+    many = [torch.zeros(2) for _ in range(300)]
+    with pytest.raises(
+        DatasetPicklingError, match=r"dataset must hold at most 240 tensors.*but holds 300\. Stack them"
+    ):
+        check_picklable({"dataset": Holder(many)}, "forkserver")
+    check_picklable({"dataset": Holder(many)}, "spawn")
+    check_picklable({"dataset": Holder(list(views))}, "forkserver")  # views of one tensor
+
+
 def test_checking_moves_no_tensor_to_shared_memory():
     values = torch.zeros(3)
     check_picklable({"dataset": Holder(values)}, "forkserver")

@@ -6,7 +6,7 @@ in ``worker``, checks before workers start in ``loader_checks``.
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
@@ -88,6 +88,7 @@ class DataLoaderFactory:
         plan = {name: options.pop(name) for name in _PLAN_OPTIONS if name in options}
         given = {name: options.pop(name) for name in _SAMPLER_OPTIONS if name in options}
         by_worker = options.pop("by_worker", True)
+        warn_stored_generators(self.dataset)
         device = strategy.device if self.device is None else torch.device(self.device)
         arguments = worker_policy(
             num_workers=self.num_workers,
@@ -108,7 +109,7 @@ class DataLoaderFactory:
             dataset = SeededDataset(self.dataset, seed, rank=strategy.rank)
             arguments |= choose_sampler(
                 strategy,
-                len(self.dataset),
+                len(self.dataset) if isinstance(self.dataset, Sized) else 0,  # an own order needs no length
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 seed=seed,
@@ -134,7 +135,6 @@ class DataLoaderFactory:
             num_workers=self.num_workers,
             prefetch_factor=arguments.get("prefetch_factor") or 2,
         )
-        warn_stored_generators(self.dataset)
         arguments["worker_init_fn"] = WorkerStart(
             loader=next(_loader_numbers),
             keep_opencv_threads=keep_opencv_threads(),

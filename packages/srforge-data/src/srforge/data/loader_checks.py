@@ -75,9 +75,10 @@ def warn_stored_generators(dataset: Any) -> None:
     """
     for path, generator in find_generators(dataset, "dataset"):
         warnings.warn(
-            f"{path} ({type(generator).__name__}) must not be stored in a data set, since every worker gets the same "
-            "copy of it. Draw from random, numpy.random or torch in __getitem__: they are seeded for each sample.",
-            stacklevel=4,
+            f"{path} ({type(generator).__name__}) must not be stored in a data set, since it is the same in every "
+            "worker and begins anew when a run is resumed. Draw from random, numpy.random or torch in __getitem__: they "
+            "are seeded for each sample.",
+            stacklevel=3,
         )
 
 

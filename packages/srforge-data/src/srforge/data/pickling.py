@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.multiprocessing
 
 from srforge.data.attributes import pickled_children
 from srforge.distributed.errors import SRForgeError
 
 LARGE_PICKLE_BYTES = 64 * 2**20
+_MOST_STORAGES = 240  # a fork server takes 256 open files with a request, some of them for itself
 
 
 class DatasetPicklingError(SRForgeError):
@@ -42,13 +44,19 @@ def check_picklable(objects: Mapping[str, Any], start_method: str) -> int:
     size = 0
     for name, value in objects.items():
         try:
-            size += _pickle(value)
-        except Exception as error:  # noqa: PERF203 - three objects, not a hot loop
+            pickled = _pickle(value)
+        except Exception as error:
             path, culprit, reason = find_unpicklable(value, name, error)
             raise DatasetPicklingError(
                 f"{path} ({_describe(culprit)}) cannot be pickled for {start_method} workers. {_cure(culprit)}, "
                 f'or pass multiprocessing_context="fork" or num_workers=0. ({type(reason).__name__}: {reason})'
             ) from error
+        size += pickled.size
+        if start_method == "forkserver" and pickled.num_storages > _MOST_STORAGES and _share_by_descriptor():
+            raise DatasetPicklingError(
+                f"{name} must hold at most {_MOST_STORAGES} tensors for forkserver workers, each an open file that is sent "
+                f"to them, but holds {pickled.num_storages}. Stack them into one tensor, or keep them as NumPy arrays."
+            )
     return size
 
 
@@ -64,7 +72,7 @@ def warn_large_pickle(size: int, num_workers: int) -> None:
             f"dataset must be small to pickle (at most {LARGE_PICKLE_BYTES / 2**20:.0f} MiB), but is "
             f"{size / 2**20:.0f} MiB, sent to each of {num_workers} workers. Keep paths and open the data in "
             "__getitem__ (numpy.load with mmap_mode, OncePerProcess), or keep it as tensors, which workers share.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -114,8 +122,13 @@ class _DryRun:
 
 
 class _DryPickler(ForkingPickler):
+    def __init__(self, sink: _CountingSink) -> None:
+        super().__init__(sink)
+        self.storages: set[int] = set()
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and _travels_shared(obj):
+            self.storages.add(obj.untyped_storage().data_ptr())
             return int, ()  # moving it to shared memory is left to the real start
         if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
             _refuse_interactive(obj)
@@ -137,11 +150,21 @@ def _refuse_interactive(obj: Any) -> None:
         )
 
 
-def _pickle(value: Any) -> int:
+class _Pickled(NamedTuple):
+    size: int
+    num_storages: int
+
+
+def _pickle(value: Any) -> _Pickled:
     sink = _CountingSink()
+    pickler = _DryPickler(sink)
     with _as_if_starting():
-        _DryPickler(sink).dump(value)
-    return sink.size
+        pickler.dump(value)
+    return _Pickled(sink.size, len(pickler.storages))
+
+
+def _share_by_descriptor() -> bool:
+    return bool(torch.multiprocessing.get_sharing_strategy() == "file_descriptor")  # type: ignore[no-untyped-call]
 
 
 def _failure(value: Any) -> Exception | None:

@@ -12,7 +12,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its size is asked, nothing is writte
 _FILES_PER_WORKER = 8  # pipes, sentinel and queues of one worker, in the rank
 _TENSORS_PER_BATCH = 8  # each tensor in flight is one open file under torch's default sharing strategy
 _SPARE_FILES = 512  # for batches that the training keeps, and everything else
-_SMALL_BATCH_BYTES = 32 * 2**20
+_SMALL_BATCH_BYTES = 16 * 2**20
 _FEWEST_BATCHES = 2
 
 
