@@ -5,6 +5,8 @@ import torch
 
 from srforge.distributed.errors import ConfigurationError
 from srforge.sr import EDSR, RRDBNet, bicubic_upscale
+from srforge.sr.models.edsr import ResidualBlock
+from srforge.sr.models.rrdbnet import DenseBlock, ResidualInResidualBlock
 from srforge.sr.models.upsampling import prime_factors
 
 
@@ -84,6 +86,34 @@ def test_the_output_depends_on_every_input_near_it(kind):
     lr = torch.rand(1, 3, 7, 7, requires_grad=True)
     small(kind, 2, global_skip=False)(lr)[0, :, 6:8, 6:8].sum().backward()
     assert (lr.grad[0, :, 2:5, 2:5] != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_that_gives_nothing_passes_the_features_on(kind):
+    torch.manual_seed(0)
+    model = small(kind, 2, global_skip=False)
+    seen = []
+    model.body.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    (model.upsampling[0] if kind == "rrdbnet" else model.tail).register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0])
+    )
+    torch.nn.init.zeros_(model.body[-1].weight)
+    torch.nn.init.zeros_(model.body[-1].bias)
+    model(torch.rand(1, 3, 6, 6))
+    arrived = seen[1][..., ::2, ::2] if kind == "rrdbnet" else seen[1]  # there enlarged by repeating
+    assert seen[0].any()
+    assert torch.equal(arrived, seen[0])
+
+
+def test_residual_blocks_add_to_their_input():
+    features = torch.rand(1, 4, 5, 5)
+    dense, nested, plain = DenseBlock(4, 2), ResidualInResidualBlock(4, 2), ResidualBlock(4, 1.0)
+    for module in (dense, nested, plain):
+        for parameter in module.parameters():
+            torch.nn.init.zeros_(parameter)
+    assert torch.equal(dense(features), features)
+    assert torch.equal(plain(features), features)
+    torch.testing.assert_close(nested(features), 1.2 * features)  # the input, and a fifth of what its blocks pass on
 
 
 @pytest.mark.parametrize("kind", KINDS)
