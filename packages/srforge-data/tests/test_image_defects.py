@@ -84,6 +84,16 @@ def test_cut_jpeg_with_an_end_marker_glued_on_is_refused(tmp_path, missing, opti
         assert np.array_equal(whole[:-16, :-16], half[:-16, :-16])
 
 
+def test_fill_bytes_before_a_marker_change_nothing(tmp_path):
+    grey = encoded("jpg", np.full((40, 40, 3), 128, np.uint8), restart_marker_rows=2)  # its last block needs the probe
+    filled = grey
+    for marker in (b"\xff\xd0", b"\xff\xd1", b"\xff\xd9"):
+        filled = filled.replace(marker, b"\xff\xff\xff" + marker)
+    assert len(filled) == len(grey) + 6
+    (tmp_path / "filled.jpg").write_bytes(filled)
+    np.testing.assert_array_equal(read_image(tmp_path / "filled.jpg"), np.asarray(Image.open(io.BytesIO(grey))))
+
+
 def test_progressive_jpeg_without_its_last_scans_is_refused(tmp_path):
     data = encoded("jpg", progressive=True)
     scans = [index for index in range(len(data) - 1) if data[index : index + 2] == b"\xff\xda"]

@@ -32,7 +32,7 @@ _RESTART_INTERVAL = 0xDD
 _READABLE_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all Huffman-coded
 _UNKNOWN = 14  # bits of a coefficient before its first scan
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_MARKER = re.compile(rb"\xff+[\x01-\xfe]")  # within coded data, ff00 stands for the byte ff
+_MARKER = re.compile(rb"\xff[\x01-\xfe]")  # within coded data, ff00 stands for the byte ff
 
 # Any bytes but ff, such that a decoder that wants more data gets some that change the picture.
 _FILLER = bytes((37 * index + 11) % 251 for index in range(64))
@@ -203,8 +203,11 @@ def _read_scan(layout: _Layout, content: bytes, data: bytes, start: int) -> int:
                 raise UnreadableContentError(
                     f"must have {expected} restart markers in its scan, but has {restarts}. Replace the file."
                 )
-            layout.scan_ends.append(match.start())
-            return match.start()
+            end = match.start()
+            while end > start and data[end - 1] == 0xFF:  # fill bytes belong to the marker
+                end -= 1
+            layout.scan_ends.append(end)
+            return end
         if marker != 0xD0 + restarts % 8:
             raise UnreadableContentError(
                 f"must have its restart markers in order, but has number {marker - 0xD0} at byte {match.start()}. "

@@ -75,7 +75,7 @@ def read_image(path: str | os.PathLike[str], *, alpha: AlphaRule = "drop", chann
     except MemoryError as error:
         raise ImageReadError(f"{path} must fit into memory, but does not. Cut it into smaller images.") from error
     upright = turn_upright(pixels, stored.orientation)
-    return np.require(upright, requirements=["C_CONTIGUOUS", "WRITEABLE", "OWNDATA"])
+    return np.require(upright, requirements=["C_CONTIGUOUS", "WRITEABLE"])
 
 
 def _read_stored(path: Path) -> StoredImage:
