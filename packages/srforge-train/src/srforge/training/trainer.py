@@ -14,6 +14,7 @@ from typing import Any
 
 from srforge.distributed import SRForgeError, begin_epoch, get_active_strategy, main_work, plan_of
 from srforge.training.batches import FirstBatchKept
+from srforge.training.checkpoint_files import CheckpointError
 from srforge.training.checkpoint_store import CheckpointStore
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import TRAINER_POINTS, Hook, HookPoints
@@ -163,9 +164,12 @@ class Trainer:
         state, name = read_checkpoint(self.checkpoints, source)
         if state is not None:
             if state["seed"] != self.seed:
-                self._say(f"The seed of {name} is {state['seed']}; it replaces {self.seed}.")
+                raise CheckpointError(
+                    f"{name} was written with seed {state['seed']}, but this run has {self.seed}: its data would come in "
+                    "another order. Use the same seed, or start over from the weights."
+                )
             self.standing = restore_state(state, self.training_runner, self._all_hooks(), name)
-            self.seed, self.epoch, self.stop_reason = state["seed"], state["epoch"], state["stop_reason"]
+            self.epoch, self.stop_reason = state["epoch"], state["stop_reason"]
             self.metrics, self.baseline = state["metrics"], state["baseline"]
             self.resumed_from = self.epoch - 1
             world_size = get_active_strategy().world_size
