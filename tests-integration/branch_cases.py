@@ -1,5 +1,6 @@
 """Cases in which steps use different parameters, gradients travel compressed, or the process group is another's."""
 
+import time
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from fleet_cases import raises, rank_data, seeded, start
 from harness import asked_backend, asked_device
 from srforge.distributed import (
+    CollectiveError,
     ConfigurationError,
     get_active_strategy,
     load_plain_state_dict,
@@ -143,3 +145,15 @@ def group_of_another_launcher(port: int) -> dict[str, Any]:
     objects = strategy.all_gather_object(rank)
     strategy.teardown()
     return {"name": strategy.name, "rank": strategy.rank, "objects": objects, "open": dist.is_initialized()}
+
+
+def peer_that_does_not_come() -> list[str]:
+    """Rank 1 comes to the second barrier far too late."""
+    strategy = start(timeout_minutes=3 / 60)
+    strategy.barrier()
+    if strategy.rank == 1:
+        time.sleep(8)
+        return []
+    with raises(CollectiveError) as messages:
+        strategy.barrier()
+    return messages

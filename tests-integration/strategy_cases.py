@@ -208,3 +208,26 @@ def encoder_called_per_band() -> dict[str, Any]:
     strategy.check_replicas(model)
     pairs = zip(model.parameters(), oracle.parameters(), strict=True)
     return {"error": max(float((a - b).abs().max()) for a, b in pairs)}
+
+
+def compiled_model() -> dict[str, Any]:
+    """The wrapped module is compiled; what asks for its parts, state and preparation sees through that."""
+    strategy = start()
+    prepared = strategy.prepare(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)))
+    oracle = copy_unwrapped(prepared)
+    model = torch.compile(prepared, backend="aot_eager")
+    assert list(plain_state_dict(model)) == list(oracle.state_dict())
+    data = rank_data(2, 3, 8, 8)
+    rehearse(model, lambda: model(data).square().mean().backward())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with strategy.no_sync(model):
+            model(data).square().mean().backward()
+        local = unwrap_module(model)[0].weight.grad.clone()
+        model(data).square().mean().backward()
+        assert (strategy.world_size == 1) or not torch.equal(unwrap_module(model)[0].weight.grad, 2 * local)
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy.sync_buffers(model)
+    strategy.check_replicas(model)
+    return {"fingerprint": strategy.fingerprint(model)}

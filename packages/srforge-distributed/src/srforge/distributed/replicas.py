@@ -15,6 +15,8 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 _THIRD = 0xD6E8FEB86659FD93 - 2**64
+# Words mixed at a time: what a CPU's cache holds, what a GPU takes in few kernels.
+_CPU_BLOCK, _DEVICE_BLOCK = 2**15, 2**24
 _SHOWN = 3
 
 
@@ -44,15 +46,17 @@ def _as_words(flat: Tensor) -> Tensor:
 
 def _mixed_sums(words: Tensor, offset: int) -> Tensor:
     """Return the two sums over one pack, int64, shape ``(2,)``; positions count from ``offset``, its length."""
-    mixed = torch.arange(offset, offset + words.numel(), dtype=torch.int64, device=words.device).mul_(_GOLDEN)
-    mixed.add_(words)
-    sums = []
-    for multiplier in (_FIRST, _SECOND):
-        # int64 shifts are arithmetic: the mask makes them logical.
-        mixed.bitwise_xor_((mixed >> 31).bitwise_and_(2**33 - 1)).mul_(multiplier)
-        mixed.bitwise_xor_((mixed >> 29).bitwise_and_(2**35 - 1))
-        sums.append(mixed.sum())
-    return torch.stack(sums)
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for block in torch.split(words, _CPU_BLOCK if words.device.type == "cpu" else _DEVICE_BLOCK):
+        mixed = torch.arange(offset, offset + block.numel(), dtype=torch.int64, device=words.device).mul_(_GOLDEN)
+        mixed.add_(block)
+        for lane, multiplier in enumerate((_FIRST, _SECOND)):
+            # int64 shifts are arithmetic: the mask makes them logical.
+            mixed.bitwise_xor_((mixed >> 31).bitwise_and_(2**33 - 1)).mul_(multiplier)
+            mixed.bitwise_xor_((mixed >> 29).bitwise_and_(2**35 - 1))
+            sums[lane] += mixed.sum()
+        offset += block.numel()
+    return sums
 
 
 def check_replicas(
