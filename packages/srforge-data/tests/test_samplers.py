@@ -97,6 +97,13 @@ def test_our_own_samplers_pass_as_they_are():
     assert choose(batch_sampler=batches)["batch_sampler"] is batches
 
 
+def test_own_order_is_for_training_unless_evaluation_is_said():
+    assert choose(sampler=[0, 1, 2])["sampler"].plan is not None
+    assert choose(batch_sampler=[[0], [1, 2]])["batch_sampler"].plan is not None
+    shares = [list(choose(rank, 2, sampler=[4, 2, 0], plan={"training": False})["sampler"]) for rank in (0, 1)]
+    assert shares == [[4, 2], [0]]
+
+
 def test_plain_samplers_are_not_sharded():
     assert not is_sharded(RandomSampler(range(4)))
     assert not is_sharded(BatchSampler(SequentialSampler(range(4)), 2, drop_last=False))
@@ -114,15 +121,13 @@ def test_dropping_the_last_batch_drops_the_tail_of_the_fleet():
     [
         ({"sampler": [0], "batch_sampler": [[0]]}, "`sampler` and `batch_sampler` must not both be given"),
         ({"sampler": [0], "shuffle": True}, "`shuffle` must be False beside `sampler`"),
-        ({"sampler": [0]}, "`training` must be given beside `sampler`, but is not"),
-        ({"batch_sampler": [[0]]}, "`training` must be given beside `batch_sampler`, but is not"),
         (
             {"batch_sampler": [[0]], "plan": {"training": True}, "drop_last": True},
             "`drop_last` must be left to `batch_sampler`",
         ),
         (
             {"shuffle": True, "drop_last": True, "plan": {"tail": "pad"}},
-            "`drop_last` must not contradict `tail`, but tail is 'pad'",
+            "`drop_last` must not contradict `tail`, but is True beside tail=pad",
         ),
         (
             {"sampler": DistributedSampler(range(4), num_replicas=1, rank=0), "plan": {"repeat": 2}},

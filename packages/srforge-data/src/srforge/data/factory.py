@@ -42,11 +42,11 @@ class DataLoaderFactory:
         num_workers: Worker processes of this rank.
         seed: The run's seed, the same on every rank; None: rank 0 draws one.
         device: Where batches go; None: the active strategy's device. Decides about pinned memory only.
-        **options: Options of the epoch (``training``: by default ``shuffle``; ``accumulate``, ``tail``, ``repeat``,
-            ``steps_per_epoch``, ``filler``: see ``ShardPlan``), ``by_worker`` for iterable data sets (False: the data
-            set splits itself over workers), and any argument of torch's ``DataLoader``, which beats the policy.
-            ``sampler`` and ``batch_sampler`` give the order of the whole fleet and are sharded, unless they are sharded
-            already.
+        **options: Options of the epoch: ``training`` (by default ``shuffle``; True beside an own order), ``accumulate``,
+            ``tail``, ``repeat``, ``steps_per_epoch``, ``filler``, see ``ShardPlan``. For iterable data sets ``by_worker``
+            (False: the data set splits itself over workers). And any argument of torch's ``DataLoader``, which beats the
+            policy; ``sampler`` and ``batch_sampler`` give the order of the whole fleet and are sharded, unless they are
+            sharded already. ``batch_size`` means nothing beside ``batch_sampler``.
 
     Raises:
         ConfigurationError: An argument has a value that cannot work.

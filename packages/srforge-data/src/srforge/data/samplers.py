@@ -61,7 +61,7 @@ def choose_sampler(
         batch_size: Samples per rank and micro-batch; None: the data set's items are batches.
         shuffle: Draw a new permutation each epoch.
         seed: The run's seed.
-        plan: ``training`` (None: as ``shuffle``) and options of ``ShardPlan``.
+        plan: ``training`` (by default ``shuffle``, and True for an order of the user's) and options of ``ShardPlan``.
         given: ``sampler``, ``batch_sampler`` and ``drop_last``, where the user gave them.
 
     Returns:
@@ -70,43 +70,26 @@ def choose_sampler(
     Raises:
         ConfigurationError: Arguments contradict each other.
     """
-    sampler, batch_sampler = given.get("sampler"), given.get("batch_sampler")
-    drop_last = bool(given.get("drop_last", False))
     options = dict(plan)
-    training = options.pop("training", None)
-    own = "sampler" if batch_sampler is None else "batch_sampler"
-    if sampler is not None and batch_sampler is not None:
-        raise ConfigurationError("`sampler` and `batch_sampler` must not both be given, but are. Keep one of them.")
-    if sampler is not None or batch_sampler is not None:
-        if shuffle:
-            raise ConfigurationError(f"`shuffle` must be False beside `{own}`, which gives the order, but is True.")
-        if is_sharded(sampler if batch_sampler is None else batch_sampler):
-            return _pass_through(own, given[own], batch_size, options, drop_last=drop_last)
-        if training is None:
-            raise ConfigurationError(
-                f"`training` must be given beside `{own}`, but is not. Say training=True for equal numbers of batches "
-                "on all ranks, or training=False for each sample once."
-            )
-    if batch_sampler is not None:
+    training, drop_last = options.pop("training", None), bool(given.get("drop_last", False))
+    own = _own_order(given, shuffle=shuffle)
+    if own and is_sharded(given[own]):
+        return _pass_through(own, given[own], batch_size, options, drop_last=drop_last)
+    if training is None:
+        training = shuffle or own is not None
+    if own == "batch_sampler":
         if drop_last:
             raise ConfigurationError("`drop_last` must be left to `batch_sampler`, but is True. Leave it out.")
-        return {
-            "batch_sampler": ShardedBatchSampler(
-                batch_sampler,
-                training=bool(training),
-                seed=seed,
-                rank=strategy.rank,
-                world_size=strategy.world_size,
-                **options,
-            )
-        }
-    training = shuffle if training is None else bool(training)
+        ranks = {"rank": strategy.rank, "world_size": strategy.world_size}
+        return {own: ShardedBatchSampler(given[own], training=training, seed=seed, **ranks, **options)}
     if drop_last and training:  # the plan drops the tail of the fleet's epoch, the loader would drop each rank's own
         if options.get("tail", "drop") not in ("drop", "exact"):
-            raise ConfigurationError(f"`drop_last` must not contradict `tail`, but tail is {options['tail']!r}.")
+            raise ConfigurationError(
+                f"`drop_last` must not contradict `tail`, but is True beside tail={options['tail']}. Leave it out."
+            )
         options["tail"], drop_last = "drop", False
-    if sampler is not None:
-        options["order"] = sampler
+    if own:
+        options["order"] = given[own]
     sharded = strategy.make_sampler(
         num_samples, batch_size=batch_size or 1, shuffle=shuffle, training=training, seed=seed, **options
     )
@@ -117,6 +100,16 @@ def is_sharded(sampler: Any) -> bool:
     """Return whether a sampler, or the one inside a batch sampler, gives this rank's share already."""
     inner = getattr(sampler, "sampler", None)
     return isinstance(sampler, DistributedSampler | ShardedBatchSampler) or isinstance(inner, DistributedSampler)
+
+
+def _own_order(given: Mapping[str, Any], *, shuffle: bool) -> str | None:
+    """Return which of its arguments the user gave an order with, or None."""
+    found = [name for name in ("sampler", "batch_sampler") if given.get(name) is not None]
+    if len(found) == 2:
+        raise ConfigurationError("`sampler` and `batch_sampler` must not both be given, but are. Keep one of them.")
+    if found and shuffle:
+        raise ConfigurationError(f"`shuffle` must be False beside `{found[0]}`, which gives the order, but is True.")
+    return found[0] if found else None
 
 
 def _pass_through(
