@@ -22,7 +22,10 @@ files = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(files)
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # W&B's own
+    pytest.mark.timeout(240),  # six processes, each starting W&B's service
+]
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the cases are forked from one program")
 
@@ -197,20 +200,18 @@ if ending is None:
 def service():
     return wandb.setup()._connection._proc._process.pid
 
-tracker = WandbTracker("project", folder / name, finish_timeout_seconds=2.0 if name.startswith("stopped") else 60.0)
+tracker = WandbTracker("project", folder / name, finish_timeout_seconds=2.0 if name == "stopped" else 60.0)
 tracker.log_config({"optimizer": {"lr": 0.1}, "wandb": {"api_key": os.environ["WANDB_API_KEY"]}})
 tracker.log_metrics({"loss": 0.5}, epoch=0)
 exec(ending)
 """
 
 ENDINGS = {
-    "finished": ("tracker.finish()", 0),
     "forgotten": ("", 0),
     "raised": ("raise ValueError('broken')", 1),
     "exited": ("sys.exit(3)", 3),
     "aborted": ("tracker.finish(1); os._exit(1)", 1),
-    "stopped": ("os.kill(service(), signal.SIGSTOP); tracker.finish()", 0),
-    "stopped-raised": ("os.kill(service(), signal.SIGSTOP); raise ValueError('broken')", 1),
+    "stopped": ("os.kill(service(), signal.SIGSTOP); raise ValueError('broken')", 1),
     "killed": ("print(service(), flush=True); time.sleep(3); os.kill(os.getpid(), signal.SIGKILL)", -9),
 }
 
@@ -225,7 +226,7 @@ def ended(tmp_path_factory):
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), cases, f"--note={KEY}"],
         env=environment,
-        timeout=100,
+        timeout=200,
         check=True,
         cwd=folder,
     )
@@ -233,7 +234,7 @@ def ended(tmp_path_factory):
 
 
 @needs_fork
-@pytest.mark.parametrize("name", ["finished", "forgotten", "raised", "exited", "aborted"])
+@pytest.mark.parametrize("name", ["forgotten", "raised", "exited", "aborted"])
 def test_every_way_out_ends_the_process_and_marks_the_run(ended, name):
     folder, codes = ended
     expected = ENDINGS[name][1]
@@ -249,20 +250,19 @@ def test_no_key_is_in_anything_that_was_written(ended):
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert len(written) > 20
     assert [path for path in written if KEY.encode() in path.read_bytes()] == []
-    (run,) = files.offline_runs(folder / "finished")
+    (run,) = files.offline_runs(folder / "forgotten")
     assert files.config(run)["wandb"] == {"api_key": "[redacted]"}
     assert files.config(run)["optimizer"] == {"lr": 0.1}
 
 
 @needs_fork
-@pytest.mark.parametrize("name", ["stopped", "stopped-raised"])
-def test_a_service_that_stands_still_is_let_go_in_time(ended, name):
+def test_a_service_that_stands_still_is_let_go_in_time(ended):
     folder, codes = ended
-    code, seconds = codes[name]
-    said = (folder / f"{name}.txt").read_text()
+    code, seconds = codes["stopped"]
+    said = (folder / "stopped.txt").read_text()
     assert "did not finish within 2 s and was let go" in said
     assert "wandb sync" in said
-    assert code == ENDINGS[name][1]
+    assert code == 1
     assert seconds < 20
 
 

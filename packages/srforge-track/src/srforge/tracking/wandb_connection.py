@@ -121,9 +121,14 @@ def end_run(run: Any, exit_code: int) -> None:
     The service completes its file some time after ``run.finish`` has returned; only its end makes sure of that, which
     matters where the process leaves through ``os._exit``.
     """
+    run.finish(exit_code=exit_code)
+    end_idle_service(exit_code)
+
+
+def end_idle_service(exit_code: int) -> None:
+    """End W&B's service unless a run of this process uses it; the next run starts another."""
     import wandb
 
-    run.finish(exit_code=exit_code)
     if getattr(wandb.setup(), "most_recent_active_run", None) is None:
         wandb.teardown(exit_code)
 

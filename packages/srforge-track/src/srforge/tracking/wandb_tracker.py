@@ -16,7 +16,14 @@ from srforge.distributed.gates import every_rank, main_process_only
 from srforge.tracking.environment_variables import secret_values
 from srforge.tracking.errors import TrackingError
 from srforge.tracking.values import flatten_metrics, plain_config, to_pixels
-from srforge.tracking.wandb_connection import MODES, end_run, exit_code_so_far, finish_in_time, resolve_mode
+from srforge.tracking.wandb_connection import (
+    MODES,
+    end_idle_service,
+    end_run,
+    exit_code_so_far,
+    finish_in_time,
+    resolve_mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,9 +200,11 @@ class WandbTracker:
         except wandb.Error as error:
             if self.mode != "auto" or mode != "online":
                 raise TrackingError(
-                    f"`mode` is {mode}, but W&B did not start: {error}. Set mode to offline, or to auto."
+                    f"`mode` is {mode}, but W&B did not start: {error!s:.300}. Set mode to offline, or to auto."
                 ) from error
-            warnings.warn(f"W&B goes offline, as it could not start online: {error}", stacklevel=2)
+            warnings.warn(f"W&B goes offline, as it could not start online: {error!s:.300}", stacklevel=2)
+            # The service still holds the id of the run that did not start.
+            finish_in_time(lambda: end_idle_service(1), self.finish_timeout_seconds, str(self.folder))
             return self._init("offline")
 
     def _init(self, mode: str) -> Any:
