@@ -129,3 +129,17 @@ def test_data_set_smaller_than_the_fleet_warns(monkeypatch):
         setup_device(nn.Linear(2, 2), "cpu", [1, 2, 3])
     setup_device(nn.Linear(2, 2), "cpu", [1, 2, 3, 4])
     setup_device(nn.Linear(2, 2), "cpu", iter([]))
+
+
+def test_existing_group_decides_the_backend():
+    other = DDPStrategy(Topology.single(), torch.device("cpu"))
+    other.setup()
+    try:
+        with pytest.raises(
+            ConfigurationError, match="`backend` must be gloo, as in the existing process group, but is nc"
+        ):
+            resolve_strategy("auto", DistributedOptions(backend="nccl", strategy="ddp"), host=GPU_HOST)
+        strategy = resolve_strategy("auto", DistributedOptions(strategy="ddp"), host=GPU_HOST)
+        assert (strategy.backend, strategy.device) == ("gloo", torch.device("cpu"))
+    finally:
+        other.teardown()

@@ -14,6 +14,7 @@ READY_TWICE = (
     "Parameter at index 3 has been marked as ready twice."
 )
 CHANGED = "Your training graph has changed in this iteration, ... not compatible with static_graph set to True."
+FIRST_STEP = 'expect_autograd_hooks_ INTERNAL ASSERT FAILED at "reducer.cpp":1732, please report a bug'
 IN_PLACE = "one of the variables needed for gradient computation has been modified by an inplace operation: [...]"
 
 
@@ -39,6 +40,7 @@ def model():
         (UNUSED, False, r"`find_unused_parameters` must be true .*second.0.bias, second.1.weight.*or freeze"),
         (CHANGED, True, "`static_graph` must be false .* Set `static_graph: false` and `find_unused_parameters: true`"),
         (READY_TWICE, True, r"ready once per backward, but second.1.bias was ready twice.*strategy.unwrap\(part\)"),
+        (FIRST_STEP, True, r"must be synced, but was under no_sync. Call rehearse\(model, forward_backward\)"),
         (IN_PLACE, True, "must stay as it was, but was modified in place.*one joint batch"),
     ],
 )

@@ -106,9 +106,11 @@ def resolve_strategy(
         strategy = SingleDeviceStrategy(Topology.single(), local_device(device, host), options)
         strategy.reason = "strategy is single"
         return strategy
-    topology = _topology() if topology is None else topology
+    backend = options.backend
+    if topology is None:
+        topology, backend = _topology_and_backend(backend)
     if options.strategy == "ddp" or (options.strategy == "auto" and topology.world_size > 1):
-        backend, own = fleet_backend_and_device(device, options.backend, topology.local_rank, host)
+        backend, own = fleet_backend_and_device(device, backend, topology.local_rank, host)
         strategy = DDPStrategy(topology, own, options, backend=backend)
         strategy.reason = "strategy is ddp" if options.strategy == "ddp" else f"WORLD_SIZE is {topology.world_size}"
         return strategy
@@ -130,11 +132,18 @@ def resolve_strategy(
     return strategy
 
 
-def _topology() -> Topology:
-    """Return the topology of the process group that exists (Ray Train opens one), else the environment's."""
+def _topology_and_backend(backend: str) -> tuple[Topology, str]:
+    """Return those of the process group that exists (Ray Train opens one), else the environment's and the option."""
     if not (dist.is_available() and dist.is_initialized()):
-        return Topology.from_environment()
-    return Topology.of_process_group(dist.get_rank(), dist.get_world_size())
+        return Topology.from_environment(), backend
+    existing = dist.get_backend()
+    if existing in ("nccl", "gloo"):  # groups of several backends choose by device
+        if backend not in ("auto", existing):
+            raise ConfigurationError(
+                f"`backend` must be {existing}, as in the existing process group, but is {backend}. Leave it at auto."
+            )
+        backend = existing
+    return Topology.of_process_group(dist.get_rank(), dist.get_world_size()), backend
 
 
 def _refuse_other_request(request: list[torch.device | None], options: DistributedOptions | None) -> None:

@@ -22,12 +22,9 @@ from srforge.distributed.rendezvous import open_process_group
 from srforge.distributed.strategy import TrainingStrategy
 from srforge.distributed.topology import Topology
 
+_KNOWN_TO_DDP = inspect.signature(DistributedDataParallel.__init__).parameters
 #: The argument that switches DDP's buffer broadcasts; newer versions of torch renamed it.
-_BUFFER_BROADCASTS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    else "broadcast_buffers"
-)
+_BUFFER_BROADCASTS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN_TO_DDP else "broadcast_buffers"
 #: Gathers into one tensor; newer versions of torch renamed it.
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}

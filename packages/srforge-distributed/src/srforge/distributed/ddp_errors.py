@@ -14,7 +14,8 @@ _INDICES = re.compile(
 )
 _READY_TWICE = re.compile(r"ready only once")
 _UNUSED = re.compile(r"finished reduction in the prior iteration|did not receive grad")
-_CHANGED = re.compile(r"training graph has changed|static_graph|INTERNAL ASSERT FAILED.*reducer", re.DOTALL)
+_CHANGED = re.compile(r"training graph has changed|static_graph")
+_FIRST_STEP = re.compile(r"expect_autograd_hooks_")
 _IN_PLACE = re.compile(r"modified by an inplace operation")
 
 
@@ -58,6 +59,11 @@ def _advice(message: str, model: nn.Module, *, static_graph: bool) -> str | None
         return (
             f"`find_unused_parameters` must be true where a step leaves parameters without gradient, but is false"
             f"{_of(names)}. Set `find_unused_parameters: true`, or freeze the parameters before setup_device."
+        )
+    if _FIRST_STEP.search(message):
+        return (
+            "the first micro-step after setup_device must be synced, but was under no_sync. Call "
+            "rehearse(model, forward_backward) before training: after it no micro-step is special."
         )
     if _IN_PLACE.search(message) and any(True for _ in reducers(model)):
         return (
