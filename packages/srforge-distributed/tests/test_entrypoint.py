@@ -78,6 +78,7 @@ def test_exception_of_a_rank_is_tagged_recorded_and_ends_the_process(left, recor
     assert all(line.startswith("[rank 2] ") for line in lines)
     assert lines[0] == "[rank 2] Traceback (most recent call last):"
     assert lines[-1] == "[rank 2] ValueError: boom"
+    assert not any("entrypoint.py" in line and "test_" not in line for line in lines)
     message = json.loads(record.read_text())["message"]
     assert message["message"] == "ValueError: boom"
     assert message["extraInfo"]["py_callstack"].endswith("ValueError: boom")

@@ -142,13 +142,15 @@ def test_async_collective_inside_a_gate_is_refused_and_the_gate_closes():
         await asyncio.sleep(0)
         strategy.barrier()
 
+    async def main(strategy):
+        with pytest.raises(CollectiveError, match=r"`barrier` must be called on every rank, .* inside `.*upload`"):
+            await upload(strategy)
+        strategy.barrier()
+
     strategy = FakeStrategy(0, 2)
     set_active_strategy(strategy)
-    with pytest.raises(
-        CollectiveError, match=r"`barrier` must be called on every rank, but is called inside `.*upload`"
-    ):
-        asyncio.run(upload(strategy))
-    strategy.barrier()
+    asyncio.run(main(strategy))
+    assert strategy.calls == ["barrier"]
 
 
 @pytest.mark.parametrize("mark_first", [True, False])

@@ -35,7 +35,9 @@ def test_pack_takes_numbers_and_tensors_of_any_dtype_in_order(dtype):
 
 def test_pack_detaches_totals_that_need_gradients():
     total = torch.ones(3, dtype=torch.float64, requires_grad=True).sum()
-    assert not pack([MetricSum(total, 1)]).requires_grad
+    packed = pack([MetricSum(total, 1)])
+    assert not packed.requires_grad
+    assert packed.tolist() == [[3.0, 1.0]]
 
 
 def test_unknown_reduction_is_refused():

@@ -156,8 +156,9 @@ def _exit_code(error: SystemExit) -> int:
 def _describe(error: BaseException) -> str:
     if isinstance(error, SRForgeError) and not full_traceback():
         return f"error: {error}"
-    frames = traceback.TracebackException.from_exception(error)
-    return "".join(frames.format()).rstrip()
+    own_frame = error.__traceback__  # that of `main` here, which tells a reader nothing
+    below = own_frame and own_frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, below or own_frame)).rstrip()
 
 
 def _print_tagged(text: str, tag: str) -> None:

@@ -137,7 +137,7 @@ def pack(leaves: Sequence[MetricSum | None]) -> Tensor:
         if isinstance(number, Tensor):
             groups.setdefault((number.device, number.dtype), []).append(position)
     for positions in groups.values():
-        stacked = torch.stack([torch.as_tensor(numbers[position]).detach() for position in positions])
+        stacked = torch.stack([torch.as_tensor(numbers[position]) for position in positions])
         for position, value in zip(positions, stacked.cpu().double().tolist(), strict=True):
             packed[position] = value
     return torch.tensor(packed, dtype=torch.float64).reshape(len(leaves), 2)

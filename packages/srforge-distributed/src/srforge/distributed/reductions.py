@@ -140,18 +140,18 @@ def _agree(schemas: Sequence[Any]) -> tuple[dict[Path, str], dict[str, tuple[int
         reductions[path] = reduction
         if len(ranks) < len(schemas) and reduction != _GROUP:
             missing[spell(path)] = tuple(rank for rank in range(len(schemas)) if rank not in ranks)
-    return _without_filled_groups(reductions, owners), missing
+    _refuse_metrics_that_are_groups_elsewhere(reductions, owners)
+    return reductions, missing
 
 
-def _without_filled_groups(reductions: dict[Path, str], owners: dict[Path, dict[str, list[int]]]) -> dict[Path, str]:
-    """Drop groups that are empty on one rank and filled on another; refuse a metric that is a group elsewhere."""
+def _refuse_metrics_that_are_groups_elsewhere(
+    reductions: Mapping[Path, str], owners: Mapping[Path, Mapping[str, Sequence[int]]]
+) -> None:
     groups = {path[:length]: path for path in reductions for length in range(1, len(path))}
-    for path in set(groups) & set(reductions):
-        if reductions[path] != _GROUP:
+    for path, reduction in reductions.items():
+        if path in groups and reduction != _GROUP:  # a group may be empty on one rank and filled on another
             ranks = sorted(rank for ranks in owners[groups[path]].values() for rank in ranks)
             _refuse_conflict(path, {**owners[path], _GROUP: ranks})
-        del reductions[path]
-    return reductions
 
 
 def _refuse_conflict(path: Path, owners: Mapping[str, Sequence[int]]) -> None:
