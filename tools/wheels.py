@@ -110,7 +110,7 @@ def check_alone(package: str, wheel: Path) -> str:
         example = Path(folder, "example.py")
         example.write_text(example_of((ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")))
         run(python, "-I", example, cwd=Path(folder))
-    return f"{imported} imported, example run ({time.monotonic() - start:.0f} s)"
+    return f"{imported.splitlines()[-1]} imported, example run ({time.monotonic() - start:.0f} s)"
 
 
 def check_light() -> str:
