@@ -1,13 +1,26 @@
-from collections import namedtuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from srforge.distributed import ConfigurationError, ShardedSampler
-from srforge.training.batches import FirstBatchKept, first_batch, micro_batches, num_samples_of, to_device
+from srforge.distributed.testing import FakeStrategy
+from srforge.training.batches import (
+    FirstBatchKept,
+    first_batch,
+    micro_batches,
+    num_samples_of,
+    refuse_unsharded,
+    to_device,
+)
 
 CPU = torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: str
 
 
 class Numbers(IterableDataset):
@@ -38,7 +51,9 @@ def test_scaled_means_add_up_to_the_mean_over_the_windows_real_samples(num_sampl
     windows = {}
     for rank in range(world_size):
         window = []
-        for micro in micro_batches(planned_loader(num_samples, rank, world_size, batch_size, accumulate), rank):
+        for micro in micro_batches(
+            planned_loader(num_samples, rank, world_size, batch_size, accumulate), FakeStrategy(rank, world_size)
+        ):
             window.append(micro)
             if micro.ends_window:
                 windows.setdefault(rank, []).append(window)
@@ -57,7 +72,7 @@ def test_scaled_means_add_up_to_the_mean_over_the_windows_real_samples(num_sampl
 
 def test_a_stream_has_windows_of_equal_weights_and_a_short_last_one():
     loader = DataLoader(Numbers(10), batch_size=2)
-    micros = list(micro_batches(loader, 0, accumulate=3))
+    micros = list(micro_batches(loader, FakeStrategy(0, 1), accumulate=3))
     assert [(m.index, m.ends_window, round(m.loss_scale, 4)) for m in micros] == [
         (0, False, 0.3333),
         (1, False, 0.3333),
@@ -69,12 +84,11 @@ def test_a_stream_has_windows_of_equal_weights_and_a_short_last_one():
 
 def test_max_windows_ends_after_whole_windows():
     loader = planned_loader(40, 0, 1, 2, 2)
-    assert [m.index for m in micro_batches(loader, 0, max_windows=3)] == [0, 1, 2, 3, 4, 5]
-    assert list(micro_batches(loader, 0, max_windows=0)) == []
+    assert [m.index for m in micro_batches(loader, FakeStrategy(0, 1), max_windows=3)] == [0, 1, 2, 3, 4, 5]
+    assert list(micro_batches(loader, FakeStrategy(0, 1), max_windows=0)) == []
 
 
 def test_integer_images_become_floats_and_labels_stay():
-    Pair = namedtuple("Pair", ["a", "b"])
     batch = {
         "lr": {"red": torch.tensor([0, 255], dtype=torch.uint8)},
         "hr": torch.tensor([0, 65535, 32768], dtype=torch.int32).to(torch.uint16),
@@ -115,10 +129,21 @@ def test_a_streams_first_batch_is_seen_and_yielded_again_once():
 def test_a_map_style_loaders_first_batch_is_that_of_its_order():
     loader = planned_loader(12, 1, 2, 3, 1)
     assert first_batch(loader).tolist() == next(iter(loader)).tolist()
-    empty = DataLoader(list(range(1)), sampler=ShardedSampler(1, rank=1, world_size=2, batch_size=1, shuffle=False, training=False, seed=0))  # fmt: skip
+    nothing = ShardedSampler(1, rank=1, world_size=2, batch_size=1, shuffle=False, training=False, seed=0)
+    empty = DataLoader([0], sampler=nothing)
     assert first_batch(empty) is None
 
 
 def test_a_loader_without_batches_gives_a_single_sample():
     loader = DataLoader([torch.tensor([7.0])], batch_size=None)
     assert first_batch(loader).tolist() == [7.0]
+
+
+def test_a_loader_that_gives_all_ranks_the_same_is_refused():
+    plain, sharded = DataLoader([1, 2, 3], shuffle=True), planned_loader(8, 0, 2, 2, 1)
+    with pytest.raises(ConfigurationError, match="RandomSampler, which gives all of them the same"):
+        refuse_unsharded(plain, FakeStrategy(0, 2))
+    for loader, strategy in ((plain, FakeStrategy(0, 1)), (sharded, FakeStrategy(0, 2)), ([1], FakeStrategy(0, 2))):
+        refuse_unsharded(loader, strategy)
+    refuse_unsharded(DataLoader(Numbers(3)), FakeStrategy(0, 2))
+    refuse_unsharded(DataLoader([1, 2], sampler=DistributedSampler([1, 2], 2, 0)), FakeStrategy(0, 2))

@@ -130,9 +130,9 @@ def no_handler():
     [
         (unknown_point, "names 'on_post_stp'. Did you mean on_post_step"),
         (no_handler, "must have a handler"),
-        (lambda: object(), "must derive from Hook"),
-        (lambda: refused(lambda self: None)(), "exactly one argument"),
-        (lambda: refused(lambda self, context, more: None)(), "exactly one argument"),
+        (object, "must derive from Hook"),
+        (refused(lambda self: None), "exactly one argument"),
+        (refused(lambda self, context, more: None), "exactly one argument"),
     ],
 )
 def test_what_could_never_fire_is_refused(make, message):

@@ -56,10 +56,8 @@ def test_warmup_then_half_a_cosine():
         optimizer.step()
         scheduler.step()
     for step, rate in enumerate(rates):
-        if step < 10:
-            expected = 2.0 * (step + 1) / 11
-        else:
-            expected = 2.0 * (0.01 + 0.99 * (1 + math.cos(math.pi * (step - 10) / 90)) / 2)
+        cosine = 0.01 + 0.99 * (1 + math.cos(math.pi * (step - 10) / 90)) / 2
+        expected = 2.0 * ((step + 1) / 11 if step < 10 else cosine)
         assert rate == pytest.approx(expected), step
     assert rates[100] == pytest.approx(0.02)
 

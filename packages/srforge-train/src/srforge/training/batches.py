@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from srforge.distributed import ConfigurationError, plan_of
+from srforge.distributed import ConfigurationError, TrainingStrategy, plan_of, stop_together
 
 # Integer images leave workers as they were stored; the full range of their type stands for [0, 1].
 _IMAGE_RANGES = {torch.uint8: 255.0, torch.uint16: 65535.0}
@@ -38,21 +38,26 @@ class MicroBatch:
 
 
 def micro_batches(
-    loader: Iterable[Any], rank: int, accumulate: int = 1, max_windows: int | None = None
+    loader: Iterable[Any], strategy: TrainingStrategy, accumulate: int = 1, max_windows: int | None = None
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of one epoch of this rank.
 
     A loader with a plan says exactly which samples each optimizer step has over the fleet. One without (an iterable
-    data set) is read one window of ``accumulate`` batches ahead, so that a short last window is scaled right too.
+    data set) is read one window of ``accumulate`` batches ahead, so that a short last window is scaled right too; all
+    ranks stop with the first one that has no window left.
 
     Args:
         loader: Yields this rank's batches.
-        rank: This rank.
+        strategy: The active one.
         accumulate: Micro-batches a window of a loader without a plan.
         max_windows: Stop after so many windows; None: at the end of the loader.
+
+    Collective: every rank must iterate it, if the loader has no plan.
     """
     num_windows = 0
-    for micro in _planned(loader, rank) if plan_of(loader) is not None else _unplanned(loader, accumulate):
+    for micro in (
+        _unplanned(loader, strategy, accumulate) if plan_of(loader) is None else _planned(loader, strategy.rank)
+    ):
         if num_windows == max_windows:
             return
         yield micro
@@ -68,8 +73,8 @@ def _planned(loader: Iterable[Any], rank: int) -> Iterator[MicroBatch]:
         )
 
 
-def _unplanned(loader: Iterable[Any], accumulate: int) -> Iterator[MicroBatch]:
-    for start, window in _windows(loader, accumulate):
+def _unplanned(loader: Iterable[Any], strategy: TrainingStrategy, accumulate: int) -> Iterator[MicroBatch]:
+    for start, window in stop_together(_windows(loader, accumulate), strategy):
         for offset, data in enumerate(window):
             is_last = offset == len(window) - 1
             yield MicroBatch(start + offset, data, is_last, 1.0 / len(window), num_samples_of(data))
@@ -143,6 +148,22 @@ class FirstBatchKept:
     def __iter__(self) -> Iterator[Any]:
         iterator, self._started = self._started or iter(self._loader), None
         return iterator
+
+
+def refuse_unsharded(loader: Any, strategy: TrainingStrategy) -> None:
+    """Refuse a training loader that would give every rank the same samples.
+
+    Raises:
+        ConfigurationError: There are several ranks, and a map-style loader has neither a plan nor a distributed sampler.
+    """
+    if strategy.world_size == 1 or plan_of(loader) is not None or not isinstance(loader, DataLoader):
+        return
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if not is_stream and not isinstance(loader.sampler, DistributedSampler):
+        raise ConfigurationError(
+            f"The training loader must give each of the {strategy.world_size} ranks its own share, but its sampler is "
+            f"{type(loader.sampler).__name__}, which gives all of them the same. Build it with DataLoaderFactory."
+        )
 
 
 def first_batch(loader: Any) -> Any:

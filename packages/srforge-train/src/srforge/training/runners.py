@@ -94,7 +94,7 @@ class TrainingRunner:
         self.model.train()
         self.hooks.fire("on_epoch_start", EpochContext("training", epoch, self.global_step, self.model))
         with Progress.of_loader("training", epoch, loader) as progress:
-            for micro in micro_batches(loader, strategy.rank, self.options.accumulate, max_steps):
+            for micro in micro_batches(loader, strategy, self.options.accumulate, max_steps):
                 batch = to_device(micro.data, self.device, channels_last=self.options.channels_last)
                 step = StepContext(
                     "training", epoch, micro.index, self.global_step, micro.ends_window, micro.count, self.model, batch

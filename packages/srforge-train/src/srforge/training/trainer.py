@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from srforge.distributed import SRForgeError, begin_epoch, get_active_strategy, main_work, plan_of
-from srforge.training.batches import FirstBatchKept
+from srforge.training.batches import FirstBatchKept, refuse_unsharded
 from srforge.training.checkpoint_files import CheckpointError
 from srforge.training.checkpoint_store import CheckpointStore
 from srforge.training.contexts import RunContext
@@ -114,6 +114,7 @@ class Trainer:
         if self.epoch >= epochs or self.stop_reason not in (None, "epochs"):
             self._say(f"This run is finished after {self.epoch} epochs ({self.stop_reason}); nothing is left to do.")
             return self._result()
+        refuse_unsharded(train_loader, strategy)
         train_loader = train_loader if plan_of(train_loader) is not None else FirstBatchKept(train_loader)
         begin_epoch(self.epoch, self.seed, train_loader, val_loader)
         self.rehearse(train_loader, val_loader)
