@@ -193,6 +193,16 @@ def test_weighted_steps_do_not_depend_on_the_number_of_ranks(world_size):
     assert alone != real(fleet(1, 50, weights=weights, batch_size=30, epoch=2))
 
 
+@pytest.mark.parametrize(("number", "index"), [(0.0, 1), (0.25, 3), (1 - 2**-53, 3)])
+def test_a_number_on_a_boundary_never_draws_a_weight_of_zero(monkeypatch, number, index):
+    monkeypatch.setattr(
+        "srforge.distributed.index_streams.uniforms",
+        lambda key, positions, num: torch.full((len(positions), num), number, dtype=torch.float64),
+    )
+    stream = WeightedStream([0.0, 1.0, 0.0, 3.0, 0.0], 5, seed=0)
+    assert stream.take(torch.arange(2), 0)[0].tolist() == [index, index]
+
+
 def test_one_weight_alone_is_always_drawn_and_rounding_never_leaves_the_range():
     assert set(fleet(1, 4, weights=[0, 0, 7e-300, 0])[0]) == {2}
     stream = WeightedStream(torch.full((1000,), 0.1), 1000, seed=0)

@@ -160,6 +160,36 @@ def test_keys_are_indices_that_know_their_epoch():
         assert (type(twin), twin, twin.epoch, twin.draw) == (SampleKey, 3, 2, 1)
 
 
+class Echo(torch.utils.data.Dataset):
+    """Says what it was asked for, as a worker sees it."""
+
+    def __getitem__(self, key):
+        return int(key), key.epoch, key.draw
+
+
+def test_living_workers_are_asked_for_the_epoch_at_hand_also_after_a_resume():
+    def loader(num_workers):
+        return DataLoader(
+            Echo(),
+            2,
+            sampler=fleet(2, 6, repeat=2)[1],
+            collate_fn=list,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context="fork" if num_workers else None,
+        )
+
+    def epochs(loader, numbers):
+        for number in numbers:
+            loader.sampler.set_epoch(number)
+            yield list(itertools.chain.from_iterable(loader))
+
+    expected = list(epochs(loader(0), range(3)))
+    assert [{epoch for _, epoch, _ in asked} for asked in expected] == [{0}, {1}, {2}]
+    assert list(epochs(loader(2), range(3))) == expected
+    assert list(epochs(loader(2), (1, 2))) == expected[1:]
+
+
 def test_set_epoch_during_an_iteration_counts_from_the_next_one():
     sampler = fleet(1, 5000)[0]
     iterator = iter(sampler)
