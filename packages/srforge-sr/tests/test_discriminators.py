@@ -41,6 +41,19 @@ def test_unet_has_the_size_of_the_published_one():
     assert sum(parameter.numel() for parameter in UNetDiscriminator().parameters()) == 4_376_897
 
 
+@pytest.mark.parametrize("level", range(3))
+def test_each_level_of_the_unet_reaches_the_way_up(level):
+    torch.manual_seed(0)
+    discriminator, seen = UNetDiscriminator(3, 4), []
+    discriminator.up[level].register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    following = [*discriminator.up, discriminator.refine[0]][level + 1]
+    following.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    images = torch.rand(1, 3, 16, 16, requires_grad=True)
+    discriminator(images)
+    seen[0].square().sum().backward()
+    assert images.grad.any()  # only over the skip: what came from below was replaced by 0
+
+
 def test_spectral_norm_bounds_what_one_layer_can_do():
     discriminator = UNetDiscriminator(3, 4)
     for _ in range(40):  # power iteration runs once a forward in training
