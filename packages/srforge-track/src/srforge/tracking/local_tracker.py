@@ -15,6 +15,7 @@ from srforge.distributed.errors import ConfigurationError
 from srforge.distributed.gates import every_rank, main_process_only
 from srforge.tracking.errors import TrackingError
 from srforge.tracking.metric_history import MetricHistory, write_whole
+from srforge.tracking.report import render_report
 from srforge.tracking.values import flatten_metrics, plain_config, to_pixels
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _IMAGE_FILE = re.compile(r"epoch-(\d{5,})\.png")
 
 @main_process_only
 class LocalTracker:
-    """Writes ``metrics.jsonl``, ``images/NAME/epoch-00003.png``, ``config.json``, ``summary.json`` and ``files/``.
+    """Writes ``metrics.jsonl``, ``report.html``, ``images/NAME/epoch-00003.png``, two small JSON files and ``files/``.
 
     Args:
         folder: The run's folder; made when needed.
@@ -55,6 +56,8 @@ class LocalTracker:
     @main_process_only
     def _cut(self, epoch: int) -> None:
         self.history.rewind(epoch)
+        if (self.folder / "report.html").exists():
+            self._write_report()
         for path in sorted((self.folder / "images").rglob("epoch-*.png")):
             match = _IMAGE_FILE.fullmatch(path.name)
             if match and int(match[1]) >= epoch:
@@ -68,6 +71,7 @@ class LocalTracker:
             TrackingError: The disk refused.
         """
         self.history.write(epoch, flatten_metrics(metrics))
+        self._write_report()
 
     def log_image(self, name: str, image: Any, *, epoch: int) -> None:
         """Write a PNG.
@@ -131,6 +135,9 @@ class LocalTracker:
             return
         self._is_finished = True
         self.set_summary({"exit_code": exit_code})
+
+    def _write_report(self) -> None:
+        write_whole(self.folder / "report.html", render_report(self.run_name, self.history.rows()).encode())
 
     def _write_json(self, name: str, content: Any) -> None:
         write_whole(self.folder / name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
