@@ -84,14 +84,14 @@ def test_scheduler_tasks_without_world_size_are_refused_with_the_shim(name):
 
 
 def test_process_group_decides_rank_and_size():
-    assert Topology.of_process_group(3, 4, {}) == Topology(3, 0, 4)
+    assert Topology.from_environment({}, group=(3, 4)) == Topology(3, 0, 4)
     told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Topology.of_process_group(3, 4, told) == Topology(3, 1, 4, 2)
-    assert Topology.of_process_group(0, 1, {}) == Topology.single()
+    assert Topology.from_environment(told, group=(3, 4)) == Topology(3, 1, 4, 2)
+    assert Topology.from_environment({}, group=(0, 1)) == Topology.single()
     with pytest.raises(
         LaunchEnvironmentError, match="WORLD_SIZE must be 2, as in the existing process group, but is 4"
     ):
-        Topology.of_process_group(0, 2, {"WORLD_SIZE": "4"})
+        Topology.from_environment({"WORLD_SIZE": "4"}, group=(0, 2))
 
 
 NUMBERS = st.one_of(

@@ -143,7 +143,7 @@ def _topology_and_backend(backend: str) -> tuple[Topology, str]:
                 f"`backend` must be {existing}, as in the existing process group, but is {backend}. Leave it at auto."
             )
         backend = existing
-    return Topology.of_process_group(dist.get_rank(), dist.get_world_size()), backend
+    return Topology.from_environment(group=(dist.get_rank(), dist.get_world_size())), backend
 
 
 def _refuse_other_request(request: list[torch.device | None], options: DistributedOptions | None) -> None:

@@ -46,46 +46,25 @@ class Topology:
         return cls(rank=0, local_rank=0, world_size=1, local_world_size=1)
 
     @classmethod
-    def of_process_group(cls, rank: int, world_size: int, environ: Mapping[str, str] | None = None) -> "Topology":
-        """Return the topology of a process group that somebody else opened; the group is right about rank and size.
-
-        Args:
-            rank: Rank in the group.
-            world_size: Size of the group.
-            environ: Read for LOCAL_RANK and LOCAL_WORLD_SIZE only; None means the process's own environment.
-
-        Raises:
-            LaunchEnvironmentError: The environment tells another rank or size than the group.
-        """
-        environ = os.environ if environ is None else environ
-        for name, value in ((RANK, rank), (WORLD_SIZE, world_size)):
-            told = _integer(environ, name, f"must be {value}, as in the existing process group", default=value)
-            if told != value:
-                raise LaunchEnvironmentError(
-                    f"{name} must be {value}, as in the existing process group, but is {told}. Unset it, or open the "
-                    "group with it."
-                )
-        if world_size == 1:
-            return cls.single()
-        told_size = {WORLD_SIZE: str(world_size), RANK: str(rank), MASTER_ADDR: "unused", MASTER_PORT: "1"}
-        own = cls.from_environment({**environ, **told_size})
-        return cls(rank, own.local_rank, world_size, own.local_world_size)
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Topology":
+    def from_environment(
+        cls, environ: Mapping[str, str] | None = None, *, group: tuple[int, int] | None = None
+    ) -> "Topology":
         """Read the topology from the torch variables, and check it before any socket is opened.
 
         Args:
             environ: The environment to read; None means the process's own.
+            group: Rank and size in a process group that somebody else opened: it is right about both.
 
         Returns:
             One process when ``WORLD_SIZE`` is unset or 1, else the place that the variables describe.
 
         Raises:
             LaunchEnvironmentError: A variable is missing, malformed, out of range or contradicts another, or a
-                scheduler started several tasks and ``WORLD_SIZE`` is unset.
+                scheduler started several tasks and ``WORLD_SIZE`` is unset, or the group tells another rank or size.
         """
         environ = os.environ if environ is None else environ
+        if group is not None:
+            return cls._of_group(*group, environ)
         if WORLD_SIZE not in environ:
             _refuse_unmapped_scheduler(environ)
             _refuse_rank_of_no_world(environ)
@@ -95,18 +74,30 @@ class Topology:
             _integer(environ, RANK, "must be 0 when WORLD_SIZE is 1", default=0, maximum=0)
             return cls.single()
         rank = _integer(environ, RANK, f"must be in [0, WORLD_SIZE={world_size})", maximum=world_size - 1)
-        local_world_size = local_limit = None
+        local_world_size = None
         if LOCAL_WORLD_SIZE in environ:
             rule = f"must be in [1, WORLD_SIZE={world_size}]"
-            local_world_size = local_limit = _integer(environ, LOCAL_WORLD_SIZE, rule, minimum=1, maximum=world_size)
+            local_world_size = _integer(environ, LOCAL_WORLD_SIZE, rule, minimum=1, maximum=world_size)
         return cls(
             rank=rank,
-            local_rank=_local_rank(environ, local_limit, world_size),
+            local_rank=_local_rank(environ, local_world_size, world_size),
             world_size=world_size,
             local_world_size=local_world_size,
             master_addr=_address(environ),
             master_port=_integer(environ, MASTER_PORT, "must be in [1, 65535]", minimum=1, maximum=65535),
         )
+
+    @classmethod
+    def _of_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> "Topology":
+        """Return the topology of a process group that exists; only the place on the host is the environment's."""
+        for name, value in ((RANK, rank), (WORLD_SIZE, world_size)):
+            rule = f"must be {value}, as in the existing process group"
+            _integer(environ, name, rule, minimum=value, maximum=value, default=value)
+        if world_size == 1:
+            return cls.single()
+        told = {WORLD_SIZE: str(world_size), RANK: str(rank), MASTER_ADDR: "unused", MASTER_PORT: "1"}
+        own = cls.from_environment({**environ, **told})
+        return cls(rank, own.local_rank, world_size, own.local_world_size)
 
 
 def _local_rank(environ: Mapping[str, str], local_world_size: int | None, world_size: int) -> int:
