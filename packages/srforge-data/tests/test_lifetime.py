@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from srforge.data.lifetime import end_with_parent, guard_fork_server
@@ -18,27 +19,34 @@ def wait_forever(by_signal, answers):
     time.sleep(3600)
 
 
-def start_and_die(by_signal, answers):
-    multiprocessing.get_context("fork").Process(target=wait_forever, args=(by_signal, answers)).start()
+def start_and_die(by_signal, third, answers):
+    context = multiprocessing.get_context("fork")
+    context.Process(target=wait_forever, args=(by_signal, answers)).start()
+    if third:
+        context.Process(target=time.sleep, args=(30,)).start()
+    answers.put("all started")
     time.sleep(3600)
 
 
 @linux_only
-@pytest.mark.parametrize("by_signal", [True, False])
-def test_worker_ends_when_its_parent_is_killed(by_signal):
+@pytest.mark.parametrize(("by_signal", "third"), [(True, False), (False, False), (True, True)])
+def test_worker_ends_when_its_parent_is_killed_also_if_a_third_process_holds_the_pipe(by_signal, third):
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    parent = context.Process(target=start_and_die, args=(by_signal, answers))
+    parent = context.Process(target=start_and_die, args=(by_signal, third, answers))
     parent.start()
-    worker = answers.get()
+    (worker,) = {answers.get(), answers.get()} - {"all started"}
+    pids = [child.pid for child in psutil.Process(parent.pid).children()]
+    assert worker in pids
+    assert len(pids) == 1 + third
     os.kill(parent.pid, signal.SIGKILL)
     parent.join()
     began = time.monotonic()
     while is_running(worker) and time.monotonic() - began < 2.0:
         time.sleep(0.01)
     outlived = is_running(worker)
-    if outlived:
-        os.kill(worker, signal.SIGKILL)
+    for pid in filter(is_running, pids):
+        os.kill(pid, signal.SIGKILL)
     assert not outlived
 
 

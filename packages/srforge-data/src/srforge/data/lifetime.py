@@ -20,19 +20,25 @@ _SERVER_COMMAND = re.compile(r"multiprocessing\.forkserver import main; ?main\((
 def end_with_parent(*, by_signal: bool = sys.platform == "linux") -> None:
     """Make this worker process end as soon as the process that asked for it does.
 
+    A daemon thread waits for that, also where a third process holds the pipe's other end open.
+
     Args:
-        by_signal: The kernel ends the process, also while a C call holds the interpreter's lock (Linux). Otherwise a
-            daemon thread does, once it gets the lock.
+        by_signal: The kernel watches the pipe too: it ends the process also while a C call holds the interpreter's lock.
     """
     parent = parent_process()
     if parent is None:
         return  # the rank itself
+    watched = [parent.sentinel]
     if by_signal:
         _end_on_eof(int(parent.sentinel))
-    else:
-        threading.Thread(
-            target=_wait_and_end, args=(parent.sentinel, os.getppid()), name="srforge-lifetime", daemon=True
-        ).start()
+    if sys.platform == "linux":
+        try:
+            watched.append(os.pidfd_open(int(parent.pid or 0)))
+        except ProcessLookupError:
+            os._exit(1)
+        except OSError:
+            pass  # an old kernel: the pipe is what there is
+    threading.Thread(target=_wait_and_end, args=(watched, os.getppid()), name="srforge-lifetime", daemon=True).start()
 
 
 def guard_fork_server(command_line: list[str] | None = None) -> bool:
@@ -69,9 +75,9 @@ def _end_on_eof(pipe: int) -> None:
         os._exit(1)  # the rank died before the kernel was asked
 
 
-def _wait_and_end(sentinel: int, parent_pid: int) -> None:
+def _wait_and_end(watched: list[int], parent_pid: int) -> None:
     # Forked siblings inherit each other's write ends, so the parent's id is looked at too.
-    while not wait([sentinel], timeout=_POLL_SECONDS):
+    while not wait(watched, timeout=_POLL_SECONDS):
         if os.getppid() != parent_pid:
             break
     os._exit(1)
