@@ -10,6 +10,7 @@ from srforge.data.per_process import OncePerProcess
 from srforge.data.pickling import DatasetPicklingError
 from srforge.data.policy import worker_policy
 from srforge.data.seeded import SampleError, SeededDataset
+from srforge.data.skipping import SkipUnreadable, take_skipped
 
 __all__ = [
     "DataLoaderFactory",
@@ -19,8 +20,10 @@ __all__ = [
     "OpenCVImportError",
     "SampleError",
     "SeededDataset",
+    "SkipUnreadable",
     "import_cv2",
     "read_image",
+    "take_skipped",
     "worker_policy",
     "write_image",
 ]
