@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Source:
     package: str | None
     module: str | None
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         """The parsed content."""
         return ast.parse(self.text, str(self.path))
