@@ -67,6 +67,7 @@ def test_the_local_tracker_writes_it_at_the_end_and_after_each_epoch(tmp_path):
     tracker.log_metrics({"loss": 0.5}, epoch=0)
     assert "my run" in (tmp_path / "report.html").read_text()
     tracker.log_metrics({"loss": 0.25}, epoch=1)
+    tracker.finish()
     assert len(points((tmp_path / "report.html").read_text())[0]) == 2
     again = LocalTracker(tmp_path)
     again.rewind(1)

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class LocalTracker:
         self.is_resumed = False
         self.history = MetricHistory(self.folder / "metrics.jsonl")
         self._is_finished = False
+        self._report_due = 0.0
 
     @every_rank
     def rewind(self, epoch: int) -> None:
@@ -71,7 +73,8 @@ class LocalTracker:
             TrackingError: The disk refused.
         """
         self.history.write(epoch, flatten_metrics(metrics))
-        self._write_report()
+        if time.monotonic() >= self._report_due:
+            self._write_report()
 
     def log_image(self, name: str, image: Any, *, epoch: int) -> None:
         """Write a PNG.
@@ -134,10 +137,15 @@ class LocalTracker:
         if self._is_finished:
             return
         self._is_finished = True
+        if self.history.path.exists():
+            self._write_report()
         self.set_summary({"exit_code": exit_code})
 
     def _write_report(self) -> None:
+        started = time.monotonic()
         write_whole(self.folder / "report.html", render_report(self.run_name, self.history.rows()).encode())
+        # The page grows with the run: at most a twentieth of the time is spent on it.
+        self._report_due = time.monotonic() + 19 * (time.monotonic() - started)
 
     def _write_json(self, name: str, content: Any) -> None:
         write_whole(self.folder / name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
