@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fleet_cases import seeded, start
 from srforge.distributed import get_active_strategy, plain_state_dict, rehearse, unwrap_module
 
-NUM_SAMPLES, GLOBAL_BATCH, EPOCHS, SEED = 29, 12, 3, 5
+# The last step of an epoch has two samples: with three or four ranks some have none.
+NUM_SAMPLES, GLOBAL_BATCH, EPOCHS, SEED = 26, 12, 3, 5
 
 #: name -> (dtype, optimizer, largest allowed difference)
 RECIPES: dict[str, tuple[torch.dtype, type[torch.optim.Optimizer], dict[str, float], float]] = {

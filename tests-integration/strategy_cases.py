@@ -56,7 +56,7 @@ def primitives_carry_every_type() -> dict[str, Any]:
         "flags": strategy.all_gather(torch.tensor([True, rank == 0], device=strategy.device)).tolist(),
         "strided": strategy.all_gather(torch.arange(6, device=strategy.device).reshape(2, 3).t() + rank).tolist(),
         "scalar": strategy.all_gather(torch.tensor(float(rank), dtype=torch.float64)).tolist(),
-        "complex": strategy.all_gather(torch.tensor([1j * rank], device=strategy.device)).tolist(),
+        "complex": strategy.all_gather(torch.tensor([-1j * rank], device=strategy.device).conj()).tolist(),
         "empty": tuple(strategy.all_gather(torch.empty(0, 3)).shape),
         "broadcast": strategy.broadcast(torch.tensor([rank + 7]), source=strategy.world_size - 1).item(),
         "object": strategy.broadcast_object({"rank": rank}),

@@ -13,6 +13,7 @@ from srforge.distributed import (
     DistributedOptions,
     Topology,
     main_process_only,
+    plain_state_dict,
     set_active_strategy,
 )
 from srforge.distributed.parts import reducers
@@ -48,6 +49,15 @@ def test_plain_model_is_wrapped_whole_and_composites_by_part(strategy):
     assert kinds == {"first": DistributedDataParallel, "second": DistributedDataParallel, "frozen": nn.Linear}
     assert strategy.is_prepared(model)
     assert strategy.prepare(model) is model
+
+
+def test_nested_parts_are_wrapped_where_they_stand(strategy):
+    model = nn.Module()
+    model.inner = nn.ModuleDict({"deep": nn.Linear(2, 2)})
+    model.trainable_modules = lambda: {"inner.deep": model.inner["deep"]}
+    strategy.prepare(model)
+    assert isinstance(model.inner["deep"], DistributedDataParallel)
+    assert list(plain_state_dict(model)) == ["inner.deep.weight", "inner.deep.bias"]
 
 
 def test_bare_model_and_copies_do_not_count_as_prepared(strategy):

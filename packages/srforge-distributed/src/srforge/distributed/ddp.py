@@ -94,7 +94,7 @@ class DDPStrategy(TrainingStrategy):
 
     def _on_wire(self, tensor: Tensor) -> Tensor:
         """Return a tensor's bytes, shape ``(n,)``, on a device that the backend can send from."""
-        flat = tensor.contiguous().reshape(-1)
+        flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
         if self.backend == "nccl":
             flat = flat.to(self.device)
         return flat.view(torch.uint8)
