@@ -6,7 +6,6 @@ python benchmarks/reductions.py [world_size]
 import statistics
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests-integration"))
@@ -20,6 +19,7 @@ def rank_measures():
     """Milliseconds (medians) and collectives per epoch: ours, then one all-reduce for each total and count."""
     import torch
     import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
 
     from srforge.distributed import MetricSum, get_active_strategy, setup_device
 
@@ -30,19 +30,6 @@ def rank_measures():
         f"metric{metric}": {f"B{band:02}": MetricSum(value, torch.tensor(5)) for band in range(NUM_BANDS)}
         for metric in range(NUM_METRICS)
     }
-    counts = Counter()
-
-    def counting(name):
-        call = getattr(dist, name)
-
-        def counted(*args, **kwargs):
-            counts[name] += 1
-            return call(*args, **kwargs)
-
-        setattr(dist, name, counted)
-
-    for name in ("all_gather", "all_gather_into_tensor", "all_reduce"):
-        counting(name)
 
     def one_by_one():
         reduced = {}
@@ -56,13 +43,15 @@ def rank_measures():
     results = []
     for reduce in (lambda: strategy.reduce_metrics(tree), one_by_one):
         times = []
-        counts.clear()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            reduce()
+        collectives = sum(event.name.startswith("c10d::") for event in profiler.events())
         for _ in range(REPEATS):
             strategy.barrier()
             started = time.perf_counter()
             reduce()
             times.append(time.perf_counter() - started)
-        results.append((statistics.median(times) * 1e3, counts.total() / REPEATS))
+        results.append((statistics.median(times) * 1e3, collectives))
     return results
 
 

@@ -2,12 +2,12 @@
 
 import math
 import random
-from collections import Counter
 from functools import partial
 
 from harness import asked_backend, asked_device
 
 SAMPLE_COUNTS = (0, 1, 5, 7, 8, 97)
+EVALUATED = (1, 5, 97, 99, 100, 101)
 BANDS = ("B02", "B03", "B04", "B8A")
 
 
@@ -26,17 +26,13 @@ def start():
     return get_active_strategy()
 
 
-def count_collectives(counts):
-    """Count every collective that goes through torch.distributed's public functions from now on."""
-    import torch.distributed as dist
+def counted(call):
+    """What a call returns, and the number of collectives that torch's process groups carried out for it."""
+    from torch.profiler import ProfilerActivity, profile
 
-    def counted(name, call, *args, **kwargs):
-        counts[name] += 1
-        return call(*args, **kwargs)
-
-    names = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast", "reduce", "gather")
-    for name in (*names, "broadcast_object_list", "barrier", "scatter", "all_to_all", "reduce_scatter_tensor"):
-        setattr(dist, name, partial(counted, name, getattr(dist, name)))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        result = call()
+    return result, sum(event.name.startswith("c10d::") for event in profiler.events())
 
 
 def rank_reduces_every_size():
@@ -46,8 +42,6 @@ def rank_reduces_every_size():
     from srforge.distributed import MetricSum
 
     strategy = start()
-    counts = Counter()
-    count_collectives(counts)
     results = []
     for num_samples in SAMPLE_COUNTS:
         samples = samples_of(num_samples)
@@ -63,10 +57,23 @@ def rank_reduces_every_size():
             "high": MetricSum(max(own["B03"], default=-math.inf), count, "max"),
         }
         groups = [("training", training), ("validation", validation)]
-        before = counts.total()
-        reduced = strategy.reduce_metrics(dict(groups if strategy.rank % 2 else reversed(groups)))
-        results.append((reduced, counts.total() - before))
-    return results
+        tree = dict(groups if strategy.rank % 2 else reversed(groups))
+        results.append(counted(partial(strategy.reduce_metrics, tree)))
+    return results, [evaluate(strategy, num_samples) for num_samples in EVALUATED]
+
+
+def evaluate(strategy, num_samples):
+    """The samples' numbers as predicted by an unpadded evaluation in batches of 8, and their mean over the fleet."""
+    import torch
+
+    from srforge.distributed import MetricSum, gather_in_order
+
+    sampler = strategy.make_sampler(num_samples, batch_size=8, shuffle=False, training=False, seed=0)
+    loader = torch.utils.data.DataLoader(torch.arange(num_samples), batch_size=8, sampler=sampler)
+    predictions = [value for batch in loader for value in batch]
+    total = float(sum(predictions))
+    mean = strategy.reduce_metrics({"value": MetricSum(total, len(predictions))})["value"]
+    return [int(value) for value in gather_in_order(predictions, list(sampler), num_samples=num_samples)], mean
 
 
 def rank_meets_every_difference():

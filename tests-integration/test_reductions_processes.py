@@ -12,7 +12,10 @@ from harness import RankError
 def test_law_1_and_9_fleet_value_is_the_single_process_value_in_two_collectives(fleet, world_size):
     ranks = fleet(reduction_cases.rank_reduces_every_size, world_size, timeout=100)
     assert len(ranks) == world_size
-    for results in ranks:
+    for results, evaluated in ranks:
+        for num_samples, (predictions, mean) in zip(reduction_cases.EVALUATED, evaluated, strict=True):
+            assert predictions == list(range(num_samples))  # once each, in dataset order
+            assert mean == (num_samples - 1) / 2
         for num_samples, (reduced, collectives) in zip(reduction_cases.SAMPLE_COUNTS, results, strict=True):
             assert collectives == (2 if world_size > 1 else 0)
             if num_samples == 0:
@@ -25,7 +28,9 @@ def test_law_1_and_9_fleet_value_is_the_single_process_value_in_two_collectives(
             for band in reduction_cases.BANDS:
                 expected = math.fsum(samples[band]) / num_samples
                 assert reduced["validation"]["psnr"][band] == pytest.approx(expected, rel=1e-12)
-        assert [reduced for reduced, _ in results] == [reduced for reduced, _ in ranks[0]]  # the same bits everywhere
+        assert [reduced for reduced, _ in results] == [
+            reduced for reduced, _ in ranks[0][0]
+        ]  # the same bits everywhere
 
 
 def test_ranks_that_differ_neither_hang_nor_mix_keys(fleet):
