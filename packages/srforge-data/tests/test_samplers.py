@@ -71,6 +71,8 @@ def test_own_batches_are_sharded_whole():
 def test_sharded_sampler_keeps_its_order_and_gets_the_epoch(own):
     reference = DistributedSampler(range(12), num_replicas=2, rank=1, seed=7)
     sampler = choose(1, 2, sampler=own)["sampler"]
+    assert isinstance(sampler, DistributedSampler)
+    assert (sampler.rank, sampler.num_replicas) == (1, 2)
     for epoch in (0, 3):
         sampler.set_epoch(epoch)
         reference.set_epoch(epoch)
@@ -107,6 +109,18 @@ def test_own_order_is_for_training_unless_evaluation_is_said():
 def test_plain_samplers_are_not_sharded():
     assert not is_sharded(RandomSampler(range(4)))
     assert not is_sharded(BatchSampler(SequentialSampler(range(4)), 2, drop_last=False))
+
+
+def test_items_that_are_batches_are_shared_out_whole_and_have_no_plan():
+    """A plan would count each of them as one sample."""
+    shares = []
+    for rank in (0, 1):
+        chosen = choose(rank, 2, num_samples=5, batch_size=None, shuffle=True, plan={"accumulate": 2})
+        assert chosen["batch_size"] is None
+        assert chosen["sampler"].plan is None
+        shares.append(list(chosen["sampler"]))
+    assert sorted(shares[0] + shares[1]) == list(range(5))
+    assert shares[0] + shares[1] != list(range(5))
 
 
 def test_dropping_the_last_batch_drops_the_tail_of_the_fleet():

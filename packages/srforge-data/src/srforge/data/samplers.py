@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
 from srforge.distributed.batch_sharding import ShardedBatchSampler
 from srforge.distributed.errors import ConfigurationError
@@ -12,16 +12,19 @@ from srforge.distributed.sharding import SampleKey, ShardedSampler
 from srforge.distributed.strategy import TrainingStrategy
 
 
-class EpochKeys(Sampler[Any]):
+class EpochKeys(DistributedSampler[Any]):
     """A sampler, or batch sampler, that is sharded already, with the epoch attached to what it yields.
+
+    It is a ``DistributedSampler`` itself, for whoever asks whether a loader is sharded.
 
     Args:
         sampler: A ``DistributedSampler``, or a batch sampler around one.
     """
 
     def __init__(self, sampler: Any) -> None:
+        inner = sampler if isinstance(sampler, DistributedSampler) else sampler.sampler
+        super().__init__(inner.dataset, num_replicas=inner.num_replicas, rank=inner.rank)
         self.sampler = sampler
-        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -90,6 +93,10 @@ def choose_sampler(
         options["tail"], drop_last = "drop", False
     if own:
         options["order"] = given[own]
+    if batch_size is None:  # items of unknown sizes: no plan can count samples, the ranks stop together instead
+        training = False
+        options.pop("accumulate", None)
+        options.pop("filler", None)
     sharded = strategy.make_sampler(
         num_samples, batch_size=batch_size or 1, shuffle=shuffle, training=training, seed=seed, **options
     )
