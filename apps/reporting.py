@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from torch import nn
 
+from assembly import num_steps_of
 from building import BatchSizes, build
 from srforge.distributed import TrainingStrategy, main_process_only, on_exit
 from srforge.sr import panel
-from srforge.tracking import Trackers
+from srforge.tracking import NullTracker, Trackers
 from srforge.training import Hook, ImageLogger, LossLogger, MetricsLogger, TrainingResult, ValidationRunner
 
 
@@ -23,7 +25,8 @@ def launch_folder() -> Path:
 
 def build_trackers(nodes: DictConfig, folder: Path, settings: dict[str, Any]) -> Trackers:
     """Build the configured trackers side by side; they are closed on every way out of the script."""
-    trackers = Trackers(*(build(node)(folder=folder) for node in nodes.values()))
+    built = [build(node)(folder=folder) for node in nodes.values()]
+    trackers = Trackers(*(built or [NullTracker()]))
     trackers.log_config(settings)
     on_exit(trackers.finish)
     return trackers
@@ -41,13 +44,22 @@ def build_hooks(trackers: Trackers, validator: ValidationRunner, settings: dict[
 
 
 @main_process_only
-def announce(strategy: TrainingStrategy, sizes: BatchSizes, num_steps: int, model: nn.Module, folder: Path) -> None:
+def announce(
+    strategy: TrainingStrategy,
+    sizes: BatchSizes,
+    train_loader: Any,
+    model: nn.Module,
+    settings: Mapping[str, Any],
+    folder: Path,
+) -> None:
     """Print what is about to happen."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{strategy.world_size} rank(s), strategy {strategy.name} ({strategy.reason}), device {strategy.device}\n"
-        f"batch {sizes.per_rank} per rank x {sizes.accumulate} accumulated = {sizes.global_batch} samples a step, "
-        f"{num_steps} steps, {parameters:,} parameters\n"
+        f"batch {sizes.per_rank} per rank x {strategy.world_size} ranks x {sizes.accumulate} accumulated = "
+        f"{sizes.global_batch} samples a step\n"
+        f"{settings['training']['epochs']} epochs, {num_steps_of(train_loader, settings['training'])} steps, "
+        f"{parameters:,} parameters\n"
         f"run folder {folder}",
         flush=True,
     )

@@ -30,6 +30,7 @@ _WITHOUT_EFFECT = (
     "run.keep_last",
     "run.show_replicas",
     "training.main_work_timeout_minutes",
+    "training.validation_tile",
     "training.max_minutes",
     # Replaced by the global batch, which is what shapes an optimizer step.
     "training.batch_size",

@@ -36,6 +36,8 @@ class SchedulerConfig:
 class TrainingConfig:
     """How long, in which portions, and how exactly to train.
 
+    ``validation_tile``: side in LR pixels of the tiles in which large images are validated; null: whole images.
+
     ``batch_size`` is per rank (16 if neither is given); ``global_batch_size`` counts the samples of an optimizer step over
     all ranks and accumulated micro-batches, and divides for you.
     """
@@ -47,6 +49,7 @@ class TrainingConfig:
     steps_per_epoch: Optional[int] = None  # noqa: UP045
     tail: str = "exact"
     validation_batch_size: int = 1
+    validation_tile: Optional[int] = None  # noqa: UP045
     validate_every: int = 1
     precision: str = "fp32"
     channels_last: bool = False

@@ -252,7 +252,9 @@ def test_the_summary_shows_values_changes_and_the_baseline(tmp_path, capsys):
     seen = capsys.readouterr()
     assert "epoch 1/2  step 6" in seen.out
     assert "epoch 2/2  step 12" in seen.out
-    assert "(baseline 1)" in seen.out
+    rows = [line.split() for line in seen.out.splitlines() if line.split()[:1] == ["validation/l2"]]
+    assert [row[-1] for row in rows] == ["1", "1"], "the baseline is off by one everywhere"
+    assert [len(row) for row in rows] == [3, 4], "the second epoch is compared with the first"
     assert seen.out.count("validation/l2") == 2
     assert "num_samples" not in seen.out
     assert seen.err.count("[r0] epoch 1 replica ") == 1

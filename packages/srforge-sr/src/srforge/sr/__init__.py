@@ -9,6 +9,7 @@ from srforge.sr.models import EDSR, PatchDiscriminator, RRDBNet, UNetDiscriminat
 from srforge.sr.panels import panel
 from srforge.sr.perceptual import PerceptualLoss
 from srforge.sr.resize import bicubic_downscale, bicubic_upscale, mod_crop, resize_bicubic
+from srforge.sr.tiling import forward_in_tiles
 
 __all__ = [
     "EDSR",
@@ -25,6 +26,7 @@ __all__ = [
     "bicubic_upscale",
     "charbonnier",
     "demo_photographs",
+    "forward_in_tiles",
     "gradient_energy_ratio",
     "l1",
     "mod_crop",

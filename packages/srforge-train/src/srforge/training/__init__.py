@@ -10,11 +10,13 @@ from srforge.training.gradients import NonFiniteGradientError
 from srforge.training.hooks import Hook, hooks_into
 from srforge.training.image_logger import ImageLogger
 from srforge.training.loss_logger import LossLogger, MetricsLogger
-from srforge.training.objective import Metrics, Objective, Term, TermValues
+from srforge.training.objective import LinearRamp, Metrics, Objective, Term, TermValues
 from srforge.training.options import RunnerOptions, TrainerOptions
 from srforge.training.runners import TrainingRunner, ValidationRunner
 from srforge.training.schedules import Schedule, warmup_cosine
 from srforge.training.trainer import Trainer, TrainingResult, UnpreparedModelError
+from srforge.training.warm_start import WarmStart, warm_start
+from srforge.training.weights_export import export_weights
 
 __all__ = [
     "CheckpointError",
@@ -24,6 +26,7 @@ __all__ = [
     "ExponentialMovingAverage",
     "Hook",
     "ImageLogger",
+    "LinearRamp",
     "LossLogger",
     "MetricAccumulator",
     "Metrics",
@@ -42,6 +45,9 @@ __all__ = [
     "TrainingRunner",
     "UnpreparedModelError",
     "ValidationRunner",
+    "WarmStart",
+    "export_weights",
     "hooks_into",
+    "warm_start",
     "warmup_cosine",
 ]

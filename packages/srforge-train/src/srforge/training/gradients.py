@@ -9,6 +9,12 @@ from torch import Tensor, nn
 
 from srforge.distributed import SRForgeError
 
+_INTERVAL = 64
+_MESSAGE = (
+    "Gradients must be finite, but held NaN or inf in {}. Lower the learning rate, clip with `max_norm`, or set "
+    "`non_finite` to skip such steps."
+)
+
 
 class NonFiniteGradientError(SRForgeError):
     """A gradient held NaN or inf, and the policy is to stop."""
@@ -36,6 +42,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 class FiniteGuard:
     """Watches the gradient norm of every optimizer step by the chosen policy, without making the host wait.
 
+    Under ``raise`` a flag on the device is copied to the host every ``_INTERVAL`` steps and read one interval later,
+    when it has long arrived; so the run ends at most two intervals late, and at the latest at the epoch's end.
+
     The norm is the same on every rank (one NaN anywhere is in the reduced gradient everywhere), so is each decision.
 
     Args:
@@ -46,6 +55,8 @@ class FiniteGuard:
     def __init__(self, policy: str, device: torch.device) -> None:
         self.policy = policy
         self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._num_steps = 0
+        self._arrived: Tensor | None = None  # the flag as it was one interval ago, on the host
         self._skipped = torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
 
     def allows_step(self, norm: Tensor, optimizer: torch.optim.Optimizer) -> bool:
@@ -59,12 +70,22 @@ class FiniteGuard:
         is_broken = ~torch.isfinite(norm)
         if self.policy == "raise":
             self._broken |= is_broken
+            self._look_one_interval_late()
             return True
         self._skipped += is_broken
         if takes_found_inf(optimizer):
             optimizer.found_inf = is_broken.to(torch.float32)  # type: ignore[attr-defined]
             return True
         return not bool(is_broken)
+
+    def _look_one_interval_late(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % _INTERVAL != 0:
+            return
+        if self._arrived is not None and bool(self._arrived):
+            raise NonFiniteGradientError(_MESSAGE.format(f"the last {2 * _INTERVAL} steps"))
+        self._arrived = torch.empty((), dtype=torch.bool, pin_memory=self._broken.is_cuda)
+        self._arrived.copy_(self._broken, non_blocking=True)
 
     def raise_if_broken(self, where: str) -> None:
         """End the run if a gradient was not finite since the last look. Waits for the device: call it rarely.
@@ -73,10 +94,7 @@ class FiniteGuard:
             NonFiniteGradientError: The policy is ``raise`` and a norm was NaN or inf.
         """
         if self.policy == "raise" and bool(self._broken):
-            raise NonFiniteGradientError(
-                f"Gradients must be finite, but held NaN or inf in {where}. Lower the learning rate, clip with "
-                "`max_norm`, or set `non_finite` to skip such steps."
-            )
+            raise NonFiniteGradientError(_MESSAGE.format(where))
 
     def take_num_skipped(self) -> Tensor:
         """Return how many steps were skipped since the last call, float64, shape ``()``, and begin at 0 again."""

@@ -39,6 +39,7 @@ class LossLogger(Hook):
     def __init__(self, *, show_replicas: bool = False) -> None:
         self.show_replicas = show_replicas
         self._previous: dict[str, float] = {}
+        self._best: dict[str, float] = {}
         self._started = time.monotonic()
         self._first_epoch = 0
 
@@ -62,6 +63,15 @@ class LossLogger(Hook):
         sys.stdout.write("\n".join(self._summary(context)) + "\n")
         sys.stdout.flush()
         self._previous = flatten(context.metrics)
+        self._best = self._previous if context.is_best else self._best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics that the next epoch is compared with."""
+        return {"previous": self._previous, "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        self._previous, self._best = dict(state["previous"]), dict(state["best"])
 
     def _summary(self, context: RunContext) -> list[str]:
         done = context.epoch - self._first_epoch + 1
@@ -73,13 +83,17 @@ class LossLogger(Hook):
             f"learning rate {rates}  {format_duration(left)} left"
         )
         lines = [headline + ("  best so far" if context.is_best else "")]
+        columns = "".join(f" {title:>10}" for title in ("value", "vs last", "vs best", "baseline"))
+        lines.append(f"  {'metric':<28}{columns}")
         baseline = {f"validation/{name}": value for name, value in flatten(context.baseline).items()}
         for name, value in flatten(context.metrics).items():
             if name.rsplit("/", 1)[-1] in _NOT_SHOWN:
                 continue
-            change = f"  {value - self._previous[name]:+.4g}" if name in self._previous else ""
-            compared = f"  (baseline {baseline[name]:.5g})" if name in baseline else ""
-            lines.append(f"  {name:<28} {value:>10.5g}{change}{compared}")
+            last, best = (
+                f"{value - known[name]:+.3g}" if name in known else "" for known in (self._previous, self._best)
+            )
+            compared = f"{baseline[name]:.5g}" if name in baseline else ""
+            lines.append(f"  {name:<28} {value:>10.5g} {last:>10} {best:>10} {compared:>10}".rstrip())
         return lines
 
 

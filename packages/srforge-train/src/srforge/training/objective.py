@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from srforge.distributed import ConfigurationError
+from srforge.training.options import require_positive
 
 Value: TypeAlias = Union[Tensor, tuple[Tensor, Tensor], Mapping[str, "Value"]]  # noqa: UP007  # it names itself
 Weight: TypeAlias = float | Callable[[int], float]
@@ -63,6 +64,31 @@ class Term:
                     f"The bands of {self.keys} must be the same, but are {sorted(bands)} and {sorted(argument)}."
                 )
         return {band: self.function(*(a[band] if isinstance(a, Mapping) else a for a in arguments)) for band in bands}
+
+
+@dataclass(frozen=True)
+class LinearRamp:
+    """A weight that goes from one value to another over some epochs, and then stays.
+
+    Args:
+        start: Weight in epoch 0.
+        end: Weight from epoch ``num_epochs`` on.
+        num_epochs: Length of the ramp, > 0.
+
+    Raises:
+        ConfigurationError: ``num_epochs`` is not above 0.
+    """
+
+    start: float
+    end: float
+    num_epochs: int
+
+    def __post_init__(self) -> None:
+        require_positive("num_epochs", self.num_epochs)
+
+    def __call__(self, epoch: int) -> float:
+        """Return the weight in the given epoch (0-based)."""
+        return self.start + (self.end - self.start) * min(1.0, epoch / self.num_epochs)
 
 
 class TermValues:

@@ -173,6 +173,7 @@ class Trainer:
             self.epoch, self.stop_reason = state["epoch"], state["stop_reason"]
             self.metrics, self.baseline = state["metrics"], state["baseline"]
             self.resumed_from = self.epoch - 1
+            self._say(f"Resuming from {name}: {self.epoch} epochs are finished; the next one runs from its beginning.")
             world_size = get_active_strategy().world_size
             if state["world_size"] != world_size:
                 self._say(

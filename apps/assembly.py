@@ -1,0 +1,113 @@
+"""The parts of a training run, each built from its section of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils.data import DataLoader
+
+from building import BatchSizes, build
+from srforge.data import DataLoaderFactory
+from srforge.distributed import plan_of, refuse_fsdp, seed_epoch
+from srforge.training import (
+    ExponentialMovingAverage,
+    RunnerOptions,
+    Schedule,
+    TrainerOptions,
+    TrainingRunner,
+    ValidationRunner,
+)
+from validation import TiledValidationRunner
+
+_RUNNER_KEYS = ("precision", "channels_last", "compile", "deterministic", "max_norm", "non_finite")
+_TRAINER_KEYS = (
+    "monitor",
+    "mode",
+    "patience",
+    "validate_every",
+    "max_steps",
+    "max_minutes",
+    "main_work_timeout_minutes",
+)
+
+
+def distributed_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of ``DistributedOptions``; the strategy may also be named a level or two higher up.
+
+    Raises:
+        ConfigurationError: FSDP is asked for.
+    """
+    refuse_fsdp(settings)
+    options = settings["system"]["distributed"]
+    strategy = options.get("strategy") or settings["system"]["strategy"] or settings["strategy"] or "auto"
+    return {**options, "strategy": strategy}
+
+
+def seed_first_weights(settings: Mapping[str, Any]) -> None:
+    """Seed this process alike on every rank, for the model's first weights; without a seed they are rank 0's own."""
+    if settings["run"]["seed"] is not None:
+        seed_epoch(settings["run"]["seed"], 0, 0)
+
+
+def make_loader(
+    dataset: Any,
+    settings: Mapping[str, Any],
+    sizes: BatchSizes,
+    seed: int,
+    device: torch.device,
+    *,
+    training: bool,
+) -> DataLoader[Any] | None:
+    """Return this rank's loader of a data set; None without one."""
+    if dataset is None:
+        return None
+    loading = {"num_workers": settings["system"]["num_workers"], "seed": seed, "device": device, "training": training}
+    if not training:
+        batch_size = settings["training"]["validation_batch_size"]
+        return DataLoaderFactory(dataset, batch_size, shuffle=False, **loading).get_loader()
+    plan = {name: settings["training"][name] for name in ("tail", "steps_per_epoch")}
+    plan["accumulate"] = sizes.accumulate
+    return DataLoaderFactory(dataset, sizes.per_rank, shuffle=True, **plan, **loading).get_loader()
+
+
+def num_steps_of(train_loader: DataLoader[Any] | None, training: Mapping[str, Any]) -> int:
+    """Return the optimizer steps of the whole run."""
+    plan = plan_of(train_loader)
+    assert plan is not None  # the data sets of this script have a length
+    return int(training["max_steps"] or plan.num_steps * training["epochs"])
+
+
+def make_runners(
+    config: DictConfig, settings: Mapping[str, Any], model: nn.Module, train_loader: DataLoader[Any] | None
+) -> tuple[TrainingRunner, ValidationRunner]:
+    """Return the loops of training and validation over a prepared model."""
+    training = settings["training"]
+    options = RunnerOptions(**{name: training[name] for name in _RUNNER_KEYS})
+    optimizer = build(config.optimizer)([p for p in model.parameters() if p.requires_grad])
+    schedule = make_schedule(config.scheduler, optimizer, num_steps_of(train_loader, training))
+    ema = None if training["ema_decay"] is None else ExponentialMovingAverage(model, training["ema_decay"])
+    runner = TrainingRunner(model, optimizer, build(config.objective), schedule=schedule, ema=ema, options=options)
+    upscale = build(config.data.baseline)
+    baseline = None if upscale is None else lambda batch: upscale(batch["lr"])
+    validator = TiledValidationRunner(model, build(config.metrics), ema=ema, baseline=baseline, options=options)
+    validator.tile = training["validation_tile"]
+    return runner, validator
+
+
+def make_schedule(node: DictConfig, optimizer: torch.optim.Optimizer, num_steps: int) -> Schedule:
+    """Return the learning-rate schedule; a factory's ``total_steps`` is filled in."""
+    if node.factory is None:
+        return Schedule()
+    filled = {"total_steps": num_steps} if "total_steps" in node.factory else {}
+    return Schedule(build(node.factory, **filled)(optimizer), node.interval, node.monitor)
+
+
+def trainer_options(config: DictConfig, settings: Mapping[str, Any], folder: Path) -> TrainerOptions:
+    """Return when to validate and when to stop; a file named ``stop`` in the run's folder ends it at an epoch's end."""
+    limits = {name: settings["training"][name] for name in _TRAINER_KEYS}
+    return TrainerOptions(config_text=OmegaConf.to_yaml(config), stop_file=folder / "stop", **limits)
