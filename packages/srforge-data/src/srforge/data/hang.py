@@ -18,6 +18,7 @@ from srforge.data.environment_variables import hang_period, launched_rank, switc
 
 FOLDER = "hang"
 
+_report: "HangReport | None" = None
 _armed: IO[str] | None = None  # faulthandler keeps the file's descriptor, not the file: it must stay open
 _copier: subprocess.Popen[bytes] | None = None
 
@@ -46,20 +47,19 @@ def arm_hang_reports() -> HangReport | None:
     Raises:
         ConfigurationError: ``DEBUG_HANG`` is neither a switch nor a positive number.
     """
-    global _copier  # noqa: PLW0603 - one copier per process
+    global _report, _copier  # noqa: PLW0603 - one report and one copier per process
     period = hang_period()
-    if period is None:
-        return None
-    report = HangReport(period, str(Path(FOLDER).absolute()), launched_rank())
-    if _armed is None:
-        folder = Path(report.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in [*folder.glob(f"r{report.rank}.txt"), *folder.glob(f"r{report.rank}-*.txt")]:
-            stale.unlink(missing_ok=True)
-        switch_on_flight_recorder(folder)
-        _dump_forever(report, f"r{report.rank}")
-        _copier = _start_copier(report)
-    return report
+    if period is None or _report is not None:
+        return _report  # the folder stays where it was, also after a change of the working folder
+    _report = HangReport(period, str(Path(FOLDER).absolute()), launched_rank())
+    folder = Path(_report.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in [*folder.glob(f"r{_report.rank}.txt"), *folder.glob(f"r{_report.rank}-*.txt")]:
+        stale.unlink(missing_ok=True)
+    switch_on_flight_recorder(folder)
+    _dump_forever(_report, f"r{_report.rank}")
+    _copier = _start_copier(_report)
+    return _report
 
 
 def arm_worker(report: HangReport, worker: int, loader: int) -> None:
@@ -76,7 +76,8 @@ def arm_worker(report: HangReport, worker: int, loader: int) -> None:
 
 def disarm_hang_reports() -> None:
     """Stop the reports of this process and the copying to stderr."""
-    global _armed, _copier  # noqa: PLW0603 - see above
+    global _report, _armed, _copier  # noqa: PLW0603 - see above
+    _report = None
     faulthandler.cancel_dump_traceback_later()
     if _armed is not None:
         _armed.close()
