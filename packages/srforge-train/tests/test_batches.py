@@ -2,7 +2,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
 
 from srforge.distributed import ConfigurationError, ShardedSampler
 from srforge.distributed.testing import FakeStrategy
@@ -12,6 +12,7 @@ from srforge.training.batches import (
     micro_batches,
     num_samples_of,
     refuse_unsharded,
+    skipped_samples,
     to_device,
 )
 
@@ -147,3 +148,21 @@ def test_a_loader_that_gives_all_ranks_the_same_is_refused():
         refuse_unsharded(loader, strategy)
     refuse_unsharded(DataLoader(Numbers(3)), FakeStrategy(0, 2))
     refuse_unsharded(DataLoader([1, 2], sampler=DistributedSampler([1, 2], 2, 0)), FakeStrategy(0, 2))
+
+
+def test_skipped_samples_are_counted_through_wrappers_and_once():
+    class Skipping(list):
+        def __init__(self, *values):
+            super().__init__(values)
+            self.skipped = [1, 2]
+
+        def take_skipped(self):
+            taken, self.skipped = self.skipped, []
+            return taken
+
+    first, second = Skipping(1, 2, 3), Skipping(4)
+    loader = DataLoader(ConcatDataset([Subset(first, [0, 1]), second]))
+    assert skipped_samples(loader)["skipped_samples"].total == 4
+    assert skipped_samples(loader)["skipped_samples"].total == 0
+    assert skipped_samples(DataLoader([1])) == {}
+    assert skipped_samples([1]) == {}

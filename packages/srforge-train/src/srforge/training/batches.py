@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from srforge.distributed import ConfigurationError, TrainingStrategy, plan_of, stop_together
+from srforge.distributed import ConfigurationError, MetricSum, TrainingStrategy, plan_of, stop_together
 
 # Integer images leave workers as they were stored; the full range of their type stands for [0, 1].
 _IMAGE_RANGES = {torch.uint8: 255.0, torch.uint16: 65535.0}
@@ -97,6 +97,21 @@ def num_samples_of(batch: Any) -> int:
         if leaf.ndim > 0:
             return int(leaf.shape[0])
     raise ConfigurationError(f"A batch must hold at least one tensor of shape (N, ...), but is {type(batch).__name__}.")
+
+
+def skipped_samples(loader: Any) -> dict[str, MetricSum]:
+    """Return how many samples the loader's data sets replaced since the last call, as a sum over the fleet.
+
+    Empty if none of them counts (a data set that does has ``take_skipped() -> list``).
+    """
+    waiting, lists = [getattr(loader, "dataset", None)], []
+    while waiting:
+        dataset = waiting.pop()
+        if callable(take := getattr(dataset, "take_skipped", None)):
+            lists.append(take())
+        elif dataset is not None:
+            waiting += [getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())]
+    return {"skipped_samples": MetricSum(sum(map(len, lists)), 1, "sum")} if lists else {}
 
 
 def to_device(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from srforge.distributed import MetricSum, get_active_strategy
 from srforge.training.accumulator import MetricAccumulator
-from srforge.training.batches import micro_batches, num_samples_of, to_device
+from srforge.training.batches import micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gradients import FiniteGuard, clip_gradients
@@ -129,7 +129,7 @@ class TrainingRunner:
                 progress.advance(loss)
         self.guard.raise_if_broken(f"training epoch {epoch}")
         self.hooks.fire("on_epoch_end", EpochContext("training", epoch, self.global_step, self.model))
-        return {**accumulated.result(), **self._totals(num_samples)}
+        return {**accumulated.result(), **self._totals(num_samples), **skipped_samples(loader)}
 
     def _after_optimizer_step(self, strategy: Any) -> None:
         self.global_step += 1
@@ -214,7 +214,7 @@ class ValidationRunner:
                 self.hooks.fire("on_post_step", step)
                 progress.advance()
         self.hooks.fire("on_epoch_end", EpochContext("validation", epoch, global_step, model))
-        return accumulated.result()
+        return {**accumulated.result(), **skipped_samples(loader)}
 
     @torch.no_grad()
     def run_baseline(self, loader: Any) -> dict[str, Any]:
