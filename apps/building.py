@@ -66,7 +66,7 @@ def batch_sizes(training: Mapping[str, Any], world_size: int) -> BatchSizes:
     """Work out the batch sizes from what the user gave.
 
     Raises:
-        ConfigurationError: Both sizes are given, or the global one cannot be divided.
+        ConfigurationError: Both sizes are given, one is below 1, or the global one cannot be divided.
     """
     per_rank, global_batch, accumulate = training["batch_size"], training["global_batch_size"], training["accumulate"]
     if per_rank is not None and global_batch is not None:
@@ -74,6 +74,9 @@ def batch_sizes(training: Mapping[str, Any], world_size: int) -> BatchSizes:
             f"`training.batch_size` (per rank) and `training.global_batch_size` must not both be given, but are {per_rank} "
             f"and {global_batch}. Set one of them to null."
         )
+    for name in ("batch_size", "global_batch_size", "accumulate"):
+        if training[name] is not None and training[name] < 1:
+            raise ConfigurationError(f"`training.{name}` must be at least 1, but is {training[name]}.")
     if global_batch is None:
         per_rank = 16 if per_rank is None else per_rank
         return BatchSizes(per_rank, accumulate, per_rank * accumulate * world_size)

@@ -125,6 +125,18 @@ def no_handler():
     return Bad()
 
 
+def test_a_gated_hook_has_its_state_on_every_rank():
+    gated = main_process_only(Recorder)
+    set_active_strategy(FakeStrategy(1, 2))
+    try:
+        fired = points()
+        fired.attach(gated([]))
+        fired.load_state_dict({"0.Recorder": {"count": 4}})
+        assert fired.state_dict() == {"0.Recorder": {"count": 4}}
+    finally:
+        set_active_strategy(None)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from srforge.distributed import ConfigurationError
+from srforge.distributed import ConfigurationError, every_rank
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
@@ -55,10 +55,13 @@ class Hook:
     may hold tensors, numbers, text, and lists and mappings of these.
     """
 
+    # On every rank also in a class that is a rank-0 side effect as a whole: a restored hook is the same everywhere.
+    @every_rank
     def state_dict(self) -> dict[str, Any]:
         """Return what the checkpoint is to keep of this hook."""
         return {}
 
+    @every_rank
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state_dict`` returned."""
 

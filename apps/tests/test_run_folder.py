@@ -1,0 +1,107 @@
+import copy
+import json
+
+import pytest
+
+from run_folder import identity_of, open_run_folder
+from srforge.distributed import ConfigurationError
+from srforge.distributed.testing import FakeStrategy
+
+CONFIG = {
+    "model": {"num_features": 16},
+    "training": {"epochs": 3, "batch_size": 4, "accumulate": 1, "max_minutes": None},
+    "system": {"device": "auto", "num_workers": 2, "distributed": {"backend": "gloo", "sync_batchnorm": False}},
+    "tracking": {"local": {}},
+    "run": {"name": None, "preset": "demo", "root": "runs", "seed": 0, "fresh": False, "resume": "auto"},
+    "dry_run": False,
+}
+
+
+def changed(path, value):
+    config = copy.deepcopy(CONFIG)
+    *sections, key = path.split(".")
+    node = config
+    for section in sections:
+        node = node[section]
+    node[key] = value
+    return config
+
+
+def opened(config, tmp_path, global_batch=8, rank=0):
+    return open_run_folder(config, global_batch, tmp_path, FakeStrategy(rank, 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("system.device", "cuda:1"),
+        ("system.num_workers", 8),
+        ("system.distributed.backend", "nccl"),
+        ("tracking.local", {"name": "x"}),
+        ("run.resume", "never"),
+        ("training.max_minutes", 5.0),
+        ("training.batch_size", 2),
+        ("dry_run", True),
+    ],
+)
+def test_what_does_not_shape_the_result_does_not_change_the_folder(tmp_path, path, value):
+    assert opened(CONFIG, tmp_path) == opened(changed(path, value), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.num_features", 32),
+        ("training.epochs", 4),
+        ("run.seed", 1),
+        ("system.distributed.sync_batchnorm", True),
+    ],
+)
+def test_what_shapes_the_result_has_a_folder_of_its_own(tmp_path, path, value):
+    assert opened(CONFIG, tmp_path)[0] != opened(changed(path, value), tmp_path)[0]
+
+
+def test_the_global_batch_is_part_of_the_identity_and_the_ranks_are_not():
+    assert identity_of(CONFIG, 8) != identity_of(CONFIG, 16)
+    assert identity_of(CONFIG, 8)["training.global_batch_size"] == 8
+
+
+def test_a_fixed_name_with_another_configuration_is_an_error_that_names_the_keys(tmp_path):
+    config = changed("run.name", "mine")
+    folder, _ = opened(config, tmp_path)
+    assert folder == tmp_path / "runs" / "mine"
+    assert opened(config, tmp_path)[0] == folder
+    other = copy.deepcopy(config)
+    other["model"]["num_features"] = 99
+    other["training"]["epochs"] = 4
+    with pytest.raises(ConfigurationError, match=r"another model.num_features, training.epochs"):
+        opened(other, tmp_path)
+
+
+def test_fresh_starts_over_and_leaves_foreign_folders_alone(tmp_path):
+    config = changed("run.name", "mine")
+    folder, _ = opened(config, tmp_path)
+    (folder / "metrics.jsonl").write_text("old")
+    config["run"]["fresh"] = True
+    opened(config, tmp_path)
+    assert not (folder / "metrics.jsonl").exists()
+    foreign = tmp_path / "runs" / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter.tex").write_text("years of work")
+    config["run"]["name"] = "thesis"
+    with pytest.raises(ConfigurationError, match="left as it is"):
+        opened(config, tmp_path)
+    assert (foreign / "chapter.tex").exists()
+
+
+def test_a_drawn_seed_is_kept_for_the_next_launch(tmp_path):
+    config = changed("run.seed", None)
+    folder, seed = opened(config, tmp_path)
+    assert opened(config, tmp_path) == (folder, seed)
+    assert json.loads((folder / "identity.json").read_text())["seed"] == seed
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    with pytest.raises(ConfigurationError, match="runs"):
+        opened(CONFIG, tmp_path)

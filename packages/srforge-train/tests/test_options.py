@@ -1,0 +1,25 @@
+import pytest
+
+from srforge.distributed import ConfigurationError
+from srforge.training import RunnerOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "`precision` must be one of fp32, tf32, bf16, fp16, but is 'fp8'"),
+        ({"compile": False}, '`compile` must be one of off, .* Write it in quotes: "off"'),
+        ({"compile": "max"}, "`compile` must be one of"),
+        ({"non_finite": "stop"}, "`non_finite` must be one of raise, skip, ignore"),
+        ({"max_norm": 0.0}, "`max_norm` must be above 0"),
+        ({"max_norm": float("nan")}, "`max_norm` must be above 0"),
+        ({"accumulate": 0}, "`accumulate` must be above 0"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_rule(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RunnerOptions(**options)
+
+
+def test_inputs_may_come_as_a_list():
+    assert RunnerOptions(inputs=["lr", "noise"]).inputs == ("lr", "noise")
