@@ -119,10 +119,27 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"], timeout: float) -> lis
 
 
 def kill_session(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process that was started in a session of its own, with all its children."""
+    """Kill a process that was started in a session of its own, with all its descendants, in whatever session they are."""
+    below = descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes below one: torchrun gives each rank a session of its own."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return found
 
 
 def serve_rank() -> None:

@@ -41,3 +41,9 @@ def test_absent_rank_0_ends_in_time_with_the_cure():
         # bound, but nobody listens
         with pytest.raises(LaunchEnvironmentError, match=r"for rank 1 of 2, but does not(.|\n)*set GLOO_SOCKET_IFNAME"):
             open_process_group(topology, "gloo", torch.device("cpu"), 2 / 60)
+
+
+def test_torch_without_its_distributed_package_is_said_to_be_so(monkeypatch):
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    with pytest.raises(LaunchEnvironmentError, match="torch must be built with its distributed package"):
+        open_process_group(TOPOLOGY, "gloo", torch.device("cpu"), 1)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,9 +24,6 @@ from srforge.distributed.topology import Topology
 _KNOWN_TO_DDP = inspect.signature(DistributedDataParallel.__init__).parameters
 #: The argument that switches DDP's buffer broadcasts; newer versions of torch renamed it.
 _BUFFER_BROADCASTS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN_TO_DDP else "broadcast_buffers"
-#: Gathers into one tensor; newer versions of torch renamed it.
-_ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
 class DDPStrategy(TrainingStrategy):
@@ -81,7 +77,9 @@ class DDPStrategy(TrainingStrategy):
         gathered = torch.empty(self.world_size * local.numel(), dtype=torch.uint8, device=local.device)
         if local.numel():
             with self._collective("all_gather"):
-                _ALL_GATHER(gathered, local)
+                # Newer versions of torch renamed it.
+                gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+                gather(gathered, local)
         return gathered.to(tensor.device).view(tensor.dtype).reshape(self.world_size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -169,9 +167,11 @@ class DDPStrategy(TrainingStrategy):
             init_sync=False,  # `_replicate` sent parameters and buffers; DDP would send no buffers
             **arguments,
         )
-        hook = _HOOKS.get(options.gradient_compression)
-        if hook is not None:
-            wrapped.register_comm_hook(None, hook)
+        if options.gradient_compression != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+            wrapped.register_comm_hook(None, hooks[options.gradient_compression])
         return wrapped
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:

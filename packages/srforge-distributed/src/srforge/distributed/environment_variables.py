@@ -41,6 +41,15 @@ def error_file() -> str | None:
     return os.environ.get(TORCHELASTIC_ERROR_FILE) or None
 
 
+#: Identity of the job, set by torchrun in every rank that it starts.
+TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
+
+
+def launched_by_torchrun() -> bool:
+    """Return whether torchrun started this process."""
+    return TORCHELASTIC_RUN_ID in os.environ
+
+
 #: Set to 1, errors of SR-Forge are shown with their traceback instead of as one line.
 SRFORGE_FULL_TRACEBACK = "SRFORGE_FULL_TRACEBACK"
 

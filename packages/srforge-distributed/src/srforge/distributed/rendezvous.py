@@ -26,10 +26,16 @@ def open_process_group(topology: Topology, backend: str, device: torch.device, t
         timeout_minutes: How long the start and each collective wait for the other ranks, in minutes.
 
     Raises:
-        LaunchEnvironmentError: The group did not open; says what usually cures that.
+        LaunchEnvironmentError: This torch has no distributed package, or the group did not open; says what usually
+            cures that.
 
     Collective: every rank must call.
     """
+    if not dist.is_available():
+        raise LaunchEnvironmentError(
+            "torch must be built with its distributed package for several processes, but is not. Install a usual build "
+            "of torch, or train in one process."
+        )
     arguments: dict[str, Any] = {
         "backend": backend,
         "rank": topology.rank,
