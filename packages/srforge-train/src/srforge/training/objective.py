@@ -169,6 +169,19 @@ class Metrics(Objective):
         return super().__call__(prediction, batch, epoch)
 
 
+def refuse_dead_terms(values: TermValues) -> None:
+    """Refuse weighted terms from which the model learns nothing.
+
+    Raises:
+        ConfigurationError: No gradient flows from a weighted term.
+    """
+    if dead := values.without_gradient():
+        raise ConfigurationError(
+            f"Every weighted term of the objective must depend on the model, but no gradient flows from {dead}. "
+            "Report it as a metric instead, or look for detach() and no_grad() in it."
+        )
+
+
 def mean_of(name: str, value: Value) -> Tensor:
     """Return the mean that a term's value stands for, shape ``()``; of a mapping, the mean of its bands' means.
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+from torch import nn
+
+from srforge.training.ema import ExponentialMovingAverage
+from srforge.training.hooks import HookPoints
+from srforge.training.schedules import Schedule
+
 
 @runtime_checkable
 class Loader(Protocol):
@@ -12,6 +19,45 @@ class Loader(Protocol):
 
     def __iter__(self) -> Iterator[Any]:
         """Start a pass over the data."""
+        ...
+
+
+class Runner(Protocol):
+    """What trainer, rehearsal and checkpoints ask of a training loop, with one optimizer or with several.
+
+    Attributes:
+        model: As ``setup_device`` returned it.
+        ema: Moving average of the model or of a part; None: none.
+        hooks: Its hook points.
+        global_step: Optimizer steps taken; steps of several optimizers on the same samples count as one.
+    """
+
+    model: nn.Module
+    ema: ExponentialMovingAverage | None
+    hooks: HookPoints
+    global_step: int
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The optimizers by name."""
+        ...
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules by name."""
+        ...
+
+    @property
+    def scalers(self) -> Mapping[str, torch.amp.GradScaler]:
+        """The gradient scalers by name."""
+        ...
+
+    def run_epoch(self, loader: Any, epoch: int, *, max_steps: int | None = None) -> dict[str, Any]:
+        """Train on this rank's share of one epoch, and return its sums and counts."""
+        ...
+
+    def dry_step(self, data: Any) -> None:
+        """Run the forward and backward passes of one step on a batch of the loader: no hooks, no optimizer step."""
         ...
 
 

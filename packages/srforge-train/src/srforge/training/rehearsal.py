@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ import torch
 from srforge.distributed import ConfigurationError, preserved_rng, rehearse
 from srforge.training.batches import first_batch, to_device
 from srforge.training.ema import bare_view
-from srforge.training.runners import TrainingRunner, ValidationRunner
+from srforge.training.protocols import Runner
+from srforge.training.runners import ValidationRunner
 
 
-def rehearse_training(runner: TrainingRunner, loader: Any) -> None:
+def rehearse_training(runner: Runner, loader: Any) -> None:
     """Run two forward and backward passes on the first batch, without a step and without hooks.
 
     Raises:
@@ -25,20 +27,8 @@ def rehearse_training(runner: TrainingRunner, loader: Any) -> None:
     if data is None:
         raise ConfigurationError("The training loader must yield at least one batch, but is empty.")
 
-    def forward_backward() -> None:
-        batch = to_device(data, runner.device, channels_last=runner.options.channels_last)
-        with runner.precision.autocast():
-            terms = runner.objective(runner.forward_batch(runner.network, batch), batch)
-            loss = terms.total()
-        if dead := terms.without_gradient():
-            raise ConfigurationError(
-                f"Every weighted term of the objective must depend on the model, but no gradient flows from {dead}. "
-                "Report it as a metric instead, or look for detach() and no_grad() in it."
-            )
-        runner.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's
-
     runner.model.train()
-    rehearse(runner.model, forward_backward)
+    rehearse(runner.model, partial(runner.dry_step, data))
 
 
 def rehearse_validation(runner: ValidationRunner, loader: Any) -> None:

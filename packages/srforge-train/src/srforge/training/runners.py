@@ -19,7 +19,7 @@ from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gradients import FiniteGuard, clip_gradients
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
-from srforge.training.objective import Metrics, Objective
+from srforge.training.objective import Metrics, Objective, refuse_dead_terms
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -68,6 +68,21 @@ class TrainingRunner:
         self.hooks = HookPoints(type(self).__name__, RUNNER_POINTS)
         self.global_step = 0
         self._replicas_checked = False
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizer, by the name that it has in checkpoints."""
+        return {"model": self.optimizer}
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedule, by the optimizer's name."""
+        return {"model": self.schedule}
+
+    @property
+    def scalers(self) -> dict[str, torch.amp.GradScaler]:
+        """The gradient scaler, by the optimizer's name."""
+        return {"model": self.precision.scaler}
 
     def forward_batch(self, network: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Return the network's prediction for a batch. Override it for a model with an unusual forward."""
@@ -130,6 +145,20 @@ class TrainingRunner:
         self.guard.raise_if_broken(f"training epoch {epoch}")
         self.hooks.fire("on_epoch_end", EpochContext("training", epoch, self.global_step, self.model))
         return {**accumulated.result(), **self._totals(num_samples), **skipped_samples(loader)}
+
+    def dry_step(self, data: Any) -> None:
+        """Run forward and backward on one batch of the loader, without hooks and without a step.
+
+        Raises:
+            ConfigurationError: No gradient flows from a weighted term.
+
+        Collective: every rank must call.
+        """
+        batch = to_device(data, self.device, channels_last=self.options.channels_last)
+        with self.precision.autocast():
+            terms = self.objective(self.forward_batch(self.network, batch), batch)
+        refuse_dead_terms(terms)
+        self.precision.scaler.scale(terms.total()).backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _after_optimizer_step(self, strategy: Any) -> None:
         self.global_step += 1
