@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleet_cases import rank_data, start
-from srforge.distributed import get_active_strategy, rehearse, unwrap_module
+from fleet_cases import raises, rank_data, start
+from srforge.distributed import ReplicaDivergenceError, get_active_strategy, rehearse, unwrap_module
 from srforge.distributed.parts import copy_unwrapped
 
 
@@ -154,3 +154,39 @@ def r1_penalty_gradients() -> dict[str, float]:
         torch.stack(alone).mean().backward()
     pairs = zip(model.parameters(), oracle.parameters(), strict=True)
     return {"error": max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)}
+
+
+def wrapped_discriminator_in_the_generator_step() -> list[str]:
+    """The usual mistake, of which DDP says nothing: the check of the replicas does."""
+    strategy = start()
+    model = strategy.prepare(small_gan())
+    lr, hr = rank_data(2, 3, 8, 8), rank_data(2, 3, 8, 8).flip(0)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.05) for part in (model.generator, model.discriminator)]
+    with raises(ReplicaDivergenceError) as messages:
+        for _ in range(4):
+            frozen(model.discriminator, is_frozen=True)
+            (-model.discriminator(model.generator(lr)).mean()).backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            discriminator_loss(model, lr, hr).backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+        strategy.check_replicas(model, buffers=False)
+    return messages
+
+
+def wrapped_forward_for_the_penalty() -> list[str]:
+    """The same of an R1 penalty whose forward goes through the wrapper."""
+    strategy = start()
+    model = strategy.prepare(small_gan(norm="spectral"))
+    part, hr = model.discriminator, rank_data(2, 3, 8, 8)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.05)
+    with raises(ReplicaDivergenceError) as messages:
+        for _ in range(4):
+            real = hr.clone().requires_grad_(True)
+            (slope,) = torch.autograd.grad(part(real).sum(), real, create_graph=True)
+            (part(hr).square().mean() + part(-hr).mean() + slope.square().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        strategy.check_replicas(model, buffers=False)
+    return messages

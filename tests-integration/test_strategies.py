@@ -98,6 +98,12 @@ CASES: list[tuple[str, tuple[int, ...], Callable[[list[Any]], None]]] = [
     ("gan_cases:spectral_norm_by_hook", (1, 2), replicas_equal),
     ("gan_cases:two_optimizers_at_a_ratio", (1, 2), replicas_equal),
     ("gan_cases:r1_penalty_every_step", (1, 2), replicas_equal),
+    (
+        "gan_cases:wrapped_discriminator_in_the_generator_step",
+        (2,),
+        advice("replicas must be identical", "discriminator."),
+    ),
+    ("gan_cases:wrapped_forward_for_the_penalty", (2,), advice("replicas must be identical", "discriminator.")),
     ("gan_cases:r1_penalty_gradients", (1, 2, 3), rounding_only),
     ("strategy_cases:start_sends_every_tensor_of_rank_0", (1, 2, 8), equal_on_all_ranks),
     ("strategy_cases:primitives_carry_every_type", (1, 2, 8), primitives_right),

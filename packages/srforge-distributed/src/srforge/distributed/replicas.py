@@ -106,7 +106,7 @@ def _raise_divergence(
     raise ReplicaDivergenceError(
         f"replicas must be identical, but {len(positions)} of {len(named)} tensors differ from rank 0's: "
         f"{'; '.join(lines)}{more}. Call every part through the module that setup_device returned, exactly once per "
-        "backward; freeze and unfreeze before setup_device; step the optimizer on every rank; take random decisions from a "
+        "backward; unfreeze parameters before setup_device; step the optimizer on every rank; take random decisions from a "
         "generator that all ranks share."
     )
 
