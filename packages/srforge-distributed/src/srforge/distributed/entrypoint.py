@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 from srforge.distributed.active import get_active_strategy
 from srforge.distributed.environment_variables import error_file, full_traceback
 from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError, SRForgeError
+from srforge.distributed.orphans import leave_with_launcher
 from srforge.distributed.termination import (
     SIGINT_EXIT_CODE,
     leave,
@@ -48,8 +49,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
     With several ranks, an uncaught exception is printed with the rank on every line and recorded where torchrun looks
     for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
     clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
-    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143. At the normal end the
-    process group is closed.
+    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143; a rank whose torchrun was
+    killed leaves within two seconds. At the normal end the process group is closed.
 
     With one process, exceptions and Ctrl-C pass through, after the finishers. Errors of SR-Forge are one line,
     ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
@@ -68,7 +69,7 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
         topology = _topology()
         several = topology.world_size > 1
         tag = f"[rank {topology.rank}] " if several else ""
-        with leave_on_signals(tag, interrupt_too=several):
+        with leave_on_signals(tag, interrupt_too=several), leave_with_launcher(tag):
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:  # every way out of main ends here

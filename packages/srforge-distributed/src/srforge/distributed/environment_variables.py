@@ -57,3 +57,8 @@ SRFORGE_FULL_TRACEBACK = "SRFORGE_FULL_TRACEBACK"
 def full_traceback() -> bool:
     """Return whether errors raised on purpose are to be shown with their traceback."""
     return os.environ.get(SRFORGE_FULL_TRACEBACK, "0") not in ("", "0")
+
+
+def whole_environment() -> dict[str, str]:
+    """Return a copy of all variables, to be handed to a program that takes this one's place."""
+    return dict(os.environ)
