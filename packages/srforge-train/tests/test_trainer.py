@@ -208,9 +208,8 @@ def test_resume_refuses_another_model_seed_or_average_by_name(tmp_path):
 
 def test_never_and_a_path_are_obeyed(tmp_path):
     noisy_trainer(tmp_path).train(2, *loaders())
-    trainer = noisy_trainer(tmp_path)
-    assert trainer.resume("never") is None
-    assert trainer.resume(tmp_path / "epoch-00000.pt") == 1
+    assert noisy_trainer(tmp_path).resume(tmp_path / "epoch-00000.pt") == 1
+    assert noisy_trainer(tmp_path).resume("never") is None
 
 
 def test_history_is_cut_back_to_the_checkpoint(tmp_path):

@@ -23,6 +23,7 @@ _HEARTBEAT_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
 _MESSAGE_AFTER_SECONDS = 10.0
 _POLL_SECONDS = (0.001, 0.05)
+_FAREWELL_SECONDS = 5.0
 
 # Every rank passes the same turns in the same order, so a count names them.
 _turns = itertools.count()
@@ -52,6 +53,7 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
     if not strategy.is_main:
         yield
         _wait_for_main(store, turn, f"[r{strategy.rank}] {label}", timeout_minutes * 60)
+        store.add(f"{turn}/seen", 1)
         return
     finished = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, turn, finished), daemon=True)
@@ -59,6 +61,7 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
     try:
         yield
         store.set(f"{turn}/done", "1")
+        _wait_for_others(store, turn, strategy.world_size - 1)
     finally:
         finished.set()
         beating.join()
@@ -67,6 +70,17 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
 def _beat(store: dist.Store, turn: str, finished: threading.Event) -> None:
     while not finished.wait(_HEARTBEAT_SECONDS):
         store.add(f"{turn}/beat", 1)
+
+
+def _wait_for_others(store: dist.Store, turn: str, count: int) -> None:
+    """Wait until the others know: rank 0 may host the store, and its process may end right after this.
+
+    It costs nothing, as the next collective waits for them too. A rank that died is left to that collective.
+    """
+    deadline, poll = time.monotonic() + _FAREWELL_SECONDS, _POLL_SECONDS[0]
+    while store.add(f"{turn}/seen", 0) < count and time.monotonic() < deadline:
+        time.sleep(poll)
+        poll = min(2 * poll, _POLL_SECONDS[1])
 
 
 def _wait_for_main(store: dist.Store, turn: str, label: str, timeout: float) -> None:

@@ -179,6 +179,25 @@ class CheckpointStore:
         except OSError as error:
             raise self._write_error(self.folder, error) from error
 
+    def rewind(self, epoch: int) -> list[str]:
+        """Remove the checkpoints of ``epoch`` and later, newest first, so that a kill in between leaves a whole run.
+
+        A launch that goes back calls it, or the next one would continue the branch that was left.
+
+        Returns:
+            Names of the removed ``.pt`` files.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+        """
+        abandoned = [record for record in reversed(self.records()) if record.epoch >= epoch]
+        try:
+            for record in abandoned:
+                self._remove(record.path.with_suffix(".json"))
+        except OSError as error:
+            raise self._write_error(self.folder, error) from error
+        return [record.path.name for record in abandoned]
+
     def _retain(self, saved: CheckpointRecord) -> None:
         """Drop what need not stay. The file just committed is whole and always stays, so one complete file remains.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from srforge.distributed import ConfigurationError
 from srforge.training.options import TrainerOptions
@@ -86,3 +86,12 @@ def stop_reason(
     if options.stop_file is not None and options.stop_file.exists():
         return "stop_file"
     return None
+
+
+def is_over(options: TrainerOptions, standing: Standing, epochs_left: int, global_step: int) -> bool:
+    """Whether a run that is found at an epoch end has reached a limit of its own.
+
+    The limits of one launch, its minutes and the stop file, say nothing about the next.
+    """
+    whole = replace(options, max_minutes=None, stop_file=None)
+    return stop_reason(whole, standing, epochs_left=epochs_left, global_step=global_step, minutes=0.0) is not None

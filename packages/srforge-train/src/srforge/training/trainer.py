@@ -20,12 +20,12 @@ from srforge.training.contexts import RunContext
 from srforge.training.hooks import TRAINER_POINTS, Hook, HookPoints
 from srforge.training.loss_logger import flatten
 from srforge.training.options import TrainerOptions
-from srforge.training.protocols import Tracker
+from srforge.training.protocols import Runner, Tracker
 from srforge.training.rehearsal import rehearse_training, rehearse_validation
-from srforge.training.resuming import read_checkpoint
+from srforge.training.resuming import explain_changes, launch_facts, read_checkpoint, settle_branch
 from srforge.training.run_state import collect_state, restore_state
-from srforge.training.runners import TrainingRunner, ValidationRunner
-from srforge.training.stopping import Standing, stop_reason
+from srforge.training.runners import ValidationRunner
+from srforge.training.stopping import Standing, is_over, stop_reason
 
 
 class UnpreparedModelError(SRForgeError):
@@ -70,7 +70,7 @@ class Trainer:
 
     def __init__(
         self,
-        training_runner: TrainingRunner,
+        training_runner: Runner,
         validation_runner: ValidationRunner | None = None,
         *,
         seed: int,
@@ -94,6 +94,7 @@ class Trainer:
         self.metrics: Mapping[str, Any] = {}
         self.baseline: Mapping[str, Any] = {}
         self.resumed_from: int | None = None
+        self._launch: Mapping[str, Any] = {}
         self._epoch_started = self._launch_started = time.monotonic()
 
     def train(self, epochs: int, train_loader: Any, val_loader: Any = None) -> TrainingResult:
@@ -111,10 +112,15 @@ class Trainer:
         """
         strategy, runner = get_active_strategy(), self.training_runner
         self._refuse_unprepared_model()
-        if self.epoch >= epochs or self.stop_reason not in (None, "epochs"):
+        if is_over(self.options, self.standing, epochs - self.epoch, runner.global_step) and self.epoch > 0:
             self._say(f"This run is finished after {self.epoch} epochs ({self.stop_reason}); nothing is left to do.")
+            # Again, perhaps: the launch that wrote the last checkpoint may have been killed right after it.
+            self.hooks.fire("on_training_finished", self._context(epochs, self.epoch - 1))
             return self._result()
         refuse_unsharded(train_loader, strategy)
+        before, self._launch = self._launch, launch_facts(train_loader)
+        if changes := explain_changes(before, self._launch):
+            self._say(f"Continuing after epoch {self.resumed_from}, but {changes}.")
         train_loader = train_loader if plan_of(train_loader) is not None else FirstBatchKept(train_loader)
         begin_epoch(self.epoch, self.seed, train_loader, val_loader)
         self.rehearse(train_loader, val_loader)
@@ -132,7 +138,8 @@ class Trainer:
                 validation = self._validate(val_loader, epoch, epochs)
                 self.metrics = strategy.reduce_metrics({"training": training, "validation": validation})
                 context = self._context(epochs)
-                runner.schedule.after_epoch(flatten(self.metrics))
+                for schedule in runner.schedules.values():
+                    schedule.after_epoch(flatten(self.metrics))
                 context.is_best, self.stop_reason = self._judge(epoch, epochs)
                 context.best_value, context.best_epoch = self.standing.best_value, self.standing.best_epoch
                 context.stop_reason, self.epoch = self.stop_reason, epoch + 1
@@ -172,14 +179,10 @@ class Trainer:
             self.standing = restore_state(state, self.training_runner, self._all_hooks(), name)
             self.epoch, self.stop_reason = state["epoch"], state["stop_reason"]
             self.metrics, self.baseline = state["metrics"], state["baseline"]
-            self.resumed_from = self.epoch - 1
+            self.resumed_from, self._launch = self.epoch - 1, state.get("launch", {})
             self._say(f"Resuming from {name}: {self.epoch} epochs are finished; the next one runs from its beginning.")
-            world_size = get_active_strategy().world_size
-            if state["world_size"] != world_size:
-                self._say(
-                    f"{name} was written by {state['world_size']} ranks and continues on {world_size}: data order and "
-                    "augmentation stay the same for the same global batch; sums are rounded in another order."
-                )
+        if left := settle_branch(self.checkpoints, source, state):
+            self._say(f"Removed {', '.join(left)}: training goes back to the beginning of epoch {self.epoch}.")
         if self.tracker is not None:
             self.tracker.rewind(self.epoch)
         return None if state is None else self.epoch
@@ -239,6 +242,7 @@ class Trainer:
                     "metrics": self.metrics,
                     "baseline": self.baseline,
                     "config": self.options.config_text,
+                    "launch": self._launch,
                 }
                 self.checkpoints.save(
                     collect_state(self.training_runner, self._all_hooks(), self.standing, facts),
@@ -261,7 +265,11 @@ class Trainer:
             best_value=self.standing.best_value,
             best_epoch=self.standing.best_epoch,
             stop_reason=self.stop_reason,
-            learning_rates=tuple(float(group["lr"]) for group in self.training_runner.optimizer.param_groups),
+            learning_rates=tuple(
+                float(group["lr"])
+                for optimizer in self.training_runner.optimizers.values()
+                for group in optimizer.param_groups
+            ),
             seconds=time.monotonic() - self._epoch_started,
             num_samples=float(training.get("num_samples", 0.0)),
             resumed_from=self.resumed_from,
