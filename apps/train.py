@@ -68,6 +68,6 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    srforge.init()
+    srforge.init(preload=("hydra", "omegaconf"))
     with compose_quietly():
         main()

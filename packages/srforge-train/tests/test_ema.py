@@ -4,6 +4,7 @@ from torch import nn
 
 from srforge.distributed import ConfigurationError, setup_device
 from srforge.training import ExponentialMovingAverage
+from srforge.training.ema import bare_view
 
 
 def batch_norm_model():
@@ -57,6 +58,25 @@ def test_a_composite_is_averaged_whole_and_stays_independent():
     before = ema.model.generator.weight.clone()
     nn.init.constant_(model.generator.weight, 9.0)
     assert torch.equal(ema.model.generator.weight, before)
+
+
+def test_a_bare_view_shares_everything_and_has_no_wrapper_at_any_depth():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.DataParallel(nn.Linear(1, 1)), nn.ReLU())
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = nn.DataParallel(Nested())
+    view = bare_view(model)
+    assert not any(isinstance(module, nn.DataParallel) for module in view.modules())
+    assert [id(p) for p in view.parameters()] == [id(p) for p in model.parameters()]
+    assert isinstance(model.module.inner[0], nn.DataParallel), "the model itself stays wrapped"
+    assert torch.equal(view(torch.ones(1, 1)), model.module.inner[0].module(torch.ones(1, 1)).relu())
+    plain = nn.Linear(1, 1)
+    assert bare_view(plain) is plain
 
 
 def test_state_restores_average_and_count():

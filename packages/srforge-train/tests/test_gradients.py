@@ -39,6 +39,21 @@ def test_raise_tells_where_and_only_once_it_is_asked(bad):
         guard.raise_if_broken("training epoch 3")
 
 
+def test_raise_does_not_wait_for_the_end_of_a_long_epoch():
+    guard, optimizer = FiniteGuard("raise", CPU), torch.optim.SGD(parameters(torch.ones(1)), lr=0.1)
+    norms = [float("nan") if step == 10 else 1e38 for step in range(1000)]
+    taken = []
+
+    def train():
+        for norm in norms:
+            guard.allows_step(torch.tensor(norm), optimizer)
+            taken.append(norm)
+
+    with pytest.raises(NonFiniteGradientError, match="in the last 128 steps"):
+        train()
+    assert 10 < len(taken) < 130
+
+
 def test_ignore_lets_everything_pass():
     guard = FiniteGuard("ignore", CPU)
     assert guard.allows_step(torch.tensor(float("nan")), torch.optim.SGD(parameters(torch.ones(1)), lr=0.1))

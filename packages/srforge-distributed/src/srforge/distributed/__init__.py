@@ -22,7 +22,7 @@ from srforge.distributed.main_work import main_work
 from srforge.distributed.metric_tree import MetricSum
 from srforge.distributed.options import DistributedOptions, refuse_fsdp
 from srforge.distributed.ordered_gather import gather_in_order
-from srforge.distributed.parts import load_plain_state_dict, plain_state_dict, unwrap_module
+from srforge.distributed.parts import copy_unwrapped, load_plain_state_dict, plain_state_dict, unwrap_module
 from srforge.distributed.reductions import ReductionReport
 from srforge.distributed.rehearsal import rehearse
 from srforge.distributed.seeding import mix, preserved_rng, resolve_seed, seed_epoch, seed_sample
@@ -54,6 +54,7 @@ __all__ = [
     "Topology",
     "TrainingStrategy",
     "begin_epoch",
+    "copy_unwrapped",
     "every_rank",
     "gather_in_order",
     "get_active_strategy",

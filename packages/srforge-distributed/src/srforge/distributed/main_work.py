@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -48,7 +49,7 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
     if strategy.world_size == 1 or not dist.is_initialized():
         yield
         return
-    store = dist.PrefixStore("srforge/main_work", dist.distributed_c10d._get_default_store())  # noqa: SLF001  # no public way to the store that every rank shares
+    store: Any = dist.PrefixStore("srforge/main_work", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]  # noqa: SLF001  # no public way to the store that every rank shares
     turn = str(next(_turns))
     if not strategy.is_main:
         yield
@@ -67,12 +68,12 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
         beating.join()
 
 
-def _beat(store: dist.Store, turn: str, finished: threading.Event) -> None:
+def _beat(store: Any, turn: str, finished: threading.Event) -> None:
     while not finished.wait(_HEARTBEAT_SECONDS):
         store.add(f"{turn}/beat", 1)
 
 
-def _wait_for_others(store: dist.Store, turn: str, count: int) -> None:
+def _wait_for_others(store: Any, turn: str, count: int) -> None:
     """Wait until the others know: rank 0 may host the store, and its process may end right after this.
 
     It costs nothing, as the next collective waits for them too. A rank that died is left to that collective.
@@ -83,7 +84,7 @@ def _wait_for_others(store: dist.Store, turn: str, count: int) -> None:
         poll = min(2 * poll, _POLL_SECONDS[1])
 
 
-def _wait_for_main(store: dist.Store, turn: str, label: str, timeout: float) -> None:
+def _wait_for_main(store: Any, turn: str, label: str, timeout: float) -> None:
     started = changed = time.monotonic()
     beats, poll, has_told = 0, _POLL_SECONDS[0], False
     while not store.check([f"{turn}/done"]):

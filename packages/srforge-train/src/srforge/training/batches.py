@@ -173,8 +173,9 @@ def refuse_unsharded(loader: Any, strategy: TrainingStrategy) -> None:
     """
     if strategy.world_size == 1 or plan_of(loader) is not None or not isinstance(loader, DataLoader):
         return
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    if not is_stream and not isinstance(loader.sampler, DistributedSampler):
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    is_shared = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
+    if not isinstance(loader.dataset, IterableDataset) and not is_shared:
         raise ConfigurationError(
             f"The training loader must give each of the {strategy.world_size} ranks its own share, but its sampler is "
             f"{type(loader.sampler).__name__}, which gives all of them the same. Build it with DataLoaderFactory."

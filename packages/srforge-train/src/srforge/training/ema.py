@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from srforge.distributed import ConfigurationError, get_active_strategy
+from srforge.distributed import ConfigurationError, copy_unwrapped, unwrap_module
 
 
 class ExponentialMovingAverage:
@@ -35,8 +35,8 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.warmup = warmup
         self.num_updates = 0
-        self._source = bare_view(model)
-        self.model = copy.deepcopy(self._source).eval().requires_grad_(False)  # torch's signature
+        self._source = model
+        self.model = copy_unwrapped(model).eval().requires_grad_(False)  # torch's signature
         self._averages: list[torch.Tensor] = list(self.model.parameters())
         self._sources: list[torch.Tensor] = list(self._source.parameters())
 
@@ -60,15 +60,14 @@ class ExponentialMovingAverage:
 
 
 def bare_view(model: nn.Module) -> nn.Module:
-    """Return the model without the wrappers of its strategy, sharing all parameters and buffers with it.
+    """Return the model without the wrappers of its strategy, at any depth, sharing all parameters and buffers with it.
 
-    Of a composite whose parts are wrapped it is a shallow copy that holds the bare parts.
+    A module that holds a wrapped one is stood for by a shallow copy that holds the bare one.
     """
-    strategy = get_active_strategy()
-    bare = strategy.unwrap(model)
-    parts = {name: strategy.unwrap(part) for name, part in strategy.trainable_parts(model).items() if name}
-    if all(getattr(bare, name) is part for name, part in parts.items()):
+    bare = unwrap_module(model)
+    children = {name: None if child is None else bare_view(child) for name, child in bare._modules.items()}  # noqa: SLF001  # the registry is what must differ
+    if all(child is bare._modules[name] for name, child in children.items()):  # noqa: SLF001  # as above
         return bare
     view = copy.copy(bare)
-    view._modules = {**bare._modules, **parts}  # noqa: SLF001  # the registry is what must differ from the composite's
+    view._modules = children  # noqa: SLF001  # as above
     return view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -42,7 +43,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 class FiniteGuard:
     """Watches the gradient norm of every optimizer step by the chosen policy, without making the host wait.
 
-    Under ``raise`` a flag on the device is copied to the host every ``_INTERVAL`` steps and read one interval later,
+    Under ``raise`` a sum on the device is copied to the host every ``_INTERVAL`` steps and read one interval later,
     when it has long arrived; so the run ends at most two intervals late, and at the latest at the epoch's end.
 
     The norm is the same on every rank (one NaN anywhere is in the reduced gradient everywhere), so is each decision.
@@ -54,7 +55,8 @@ class FiniteGuard:
 
     def __init__(self, policy: str, device: torch.device) -> None:
         self.policy = policy
-        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        # One NaN or inf stays in a sum for good; finite float32 norms never overflow in float64.
+        self._sum = torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
         self._num_steps = 0
         self._arrived: Tensor | None = None  # the flag as it was one interval ago, on the host
         self._skipped = torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
@@ -67,11 +69,11 @@ class FiniteGuard:
         """
         if self.policy == "ignore":
             return True
-        is_broken = ~torch.isfinite(norm)
         if self.policy == "raise":
-            self._broken |= is_broken
+            self._sum += norm
             self._look_one_interval_late()
             return True
+        is_broken = ~torch.isfinite(norm)
         self._skipped += is_broken
         if takes_found_inf(optimizer):
             optimizer.found_inf = is_broken.to(torch.float32)  # type: ignore[attr-defined]
@@ -82,10 +84,10 @@ class FiniteGuard:
         self._num_steps += 1
         if self._num_steps % _INTERVAL != 0:
             return
-        if self._arrived is not None and bool(self._arrived):
+        if self._arrived is not None and not math.isfinite(float(self._arrived)):
             raise NonFiniteGradientError(_MESSAGE.format(f"the last {2 * _INTERVAL} steps"))
-        self._arrived = torch.empty((), dtype=torch.bool, pin_memory=self._broken.is_cuda)
-        self._arrived.copy_(self._broken, non_blocking=True)
+        self._arrived = torch.empty((), dtype=torch.float64, pin_memory=self._sum.is_cuda)
+        self._arrived.copy_(self._sum, non_blocking=True)
 
     def raise_if_broken(self, where: str) -> None:
         """End the run if a gradient was not finite since the last look. Waits for the device: call it rarely.
@@ -93,7 +95,7 @@ class FiniteGuard:
         Raises:
             NonFiniteGradientError: The policy is ``raise`` and a norm was NaN or inf.
         """
-        if self.policy == "raise" and bool(self._broken):
+        if self.policy == "raise" and not math.isfinite(float(self._sum)):
             raise NonFiniteGradientError(_MESSAGE.format(where))
 
     def take_num_skipped(self) -> Tensor:

@@ -87,32 +87,24 @@ def warm_start(
     wanted = {name for name in model_state if parts is None or name.split(".")[0] in parts}
     if not wanted:
         raise CheckpointError(f"`parts` must name parts of the model, but is {list(parts or ())}. Check the spelling.")
-    renamed: dict[str, torch.Tensor] = {}
-    unexpected = []
-    for name, tensor in file_state.items():
-        target = _target(_by_rule(name, prefixes or {}), model_state, parts)
-        if target in renamed:
-            raise CheckpointError(
-                f"{path} must have one tensor for {target}, but has several. Narrow it by `prefixes`."
-            )
-        if target is None:
-            unexpected.append(name)
-        elif target in wanted:
-            renamed[target] = tensor
+    renamed, unexpected = _renamed(file_state, model_state, wanted, prefixes or {}, parts)
+    if twice := [name for name, tensors in renamed.items() if len(tensors) > 1]:
+        raise CheckpointError(f"{path} must have one tensor for {twice[0]}, but has several. Narrow it by `prefixes`.")
+    found = {name: tensors[0] for name, tensors in renamed.items()}
     mismatched = {
         name: (tuple(model_state[name].shape), tuple(tensor.shape))
-        for name, tensor in renamed.items()
+        for name, tensor in found.items()
         if model_state[name].shape != tensor.shape
     }
-    matched = tuple(name for name in model_state if name in renamed and name not in mismatched)
+    matched = tuple(name for name in model_state if name in found and name not in mismatched)
     result = WarmStart(
         state={
-            name: renamed[name].to(value.dtype) if name in renamed and name not in mismatched else value
+            name: found[name].to(value.dtype) if name in found and name not in mismatched else value
             for name, value in model_state.items()
         },
         source=source,
         matched=matched,
-        missing=tuple(name for name in model_state if name in wanted and name not in renamed),
+        missing=tuple(name for name in model_state if name in wanted and name not in found),
         unexpected=tuple(unexpected),
         mismatched=mismatched,
     )
@@ -120,6 +112,25 @@ def warm_start(
         cure = "Map names by `prefixes`, choose `parts`, or pass strict=False." if matched else "Is it another model's?"
         raise CheckpointError(f"{path} must fit the model, but: {result}. {cure}")
     return result
+
+
+def _renamed(
+    file_state: Mapping[str, torch.Tensor],
+    model_state: Mapping[str, torch.Tensor],
+    wanted: set[str],
+    prefixes: Mapping[str, str],
+    parts: Sequence[str] | None,
+) -> tuple[dict[str, list[torch.Tensor]], list[str]]:
+    """Return the file's tensors by the model's names, and the names that the model does not have."""
+    renamed: dict[str, list[torch.Tensor]] = {}
+    unexpected = []
+    for name, tensor in file_state.items():
+        target = _target(_by_rule(name, prefixes), model_state, parts)
+        if target is None:
+            unexpected.append(name)
+        elif target in wanted:
+            renamed.setdefault(target, []).append(tensor)
+    return renamed, unexpected
 
 
 def _by_rule(name: str, prefixes: Mapping[str, str]) -> str:
