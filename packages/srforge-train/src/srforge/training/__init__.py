@@ -1,11 +1,24 @@
 """A training loop that reads top to bottom. Open ``trainer`` first, then ``runners``: that is the machine."""
 
 from srforge.training.accumulator import MetricAccumulator
+from srforge.training.adversarial import (
+    AdversarialCriterion,
+    AdversarialTerm,
+    Hinge,
+    LeastSquares,
+    Relativistic,
+    RelativisticAverage,
+    Vanilla,
+    Wasserstein,
+)
 from srforge.training.checkpoint_files import CheckpointError
 from srforge.training.checkpoint_record import CheckpointRecord
 from srforge.training.checkpoint_store import CheckpointStore
-from srforge.training.contexts import EpochContext, RunContext, StepContext
+from srforge.training.contexts import EpochContext, GANStepContext, RunContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage
+from srforge.training.gan import GANRunner
+from srforge.training.gan_hooks import DiscriminatorWarmup, GradientPenalty, R1Penalty, R2Penalty, StepRatio
+from srforge.training.gan_model import GANModel
 from srforge.training.gradients import NonFiniteGradientError
 from srforge.training.hooks import Hook, hooks_into
 from srforge.training.image_logger import ImageLogger
@@ -19,13 +32,22 @@ from srforge.training.warm_start import WarmStart, warm_start
 from srforge.training.weights_export import export_weights
 
 __all__ = [
+    "AdversarialCriterion",
+    "AdversarialTerm",
     "CheckpointError",
     "CheckpointRecord",
     "CheckpointStore",
+    "DiscriminatorWarmup",
     "EpochContext",
     "ExponentialMovingAverage",
+    "GANModel",
+    "GANRunner",
+    "GANStepContext",
+    "GradientPenalty",
+    "Hinge",
     "Hook",
     "ImageLogger",
+    "LeastSquares",
     "LinearRamp",
     "LossLogger",
     "MetricAccumulator",
@@ -33,10 +55,15 @@ __all__ = [
     "MetricsLogger",
     "NonFiniteGradientError",
     "Objective",
+    "R1Penalty",
+    "R2Penalty",
+    "Relativistic",
+    "RelativisticAverage",
     "RunContext",
     "RunnerOptions",
     "Schedule",
     "StepContext",
+    "StepRatio",
     "Term",
     "TermValues",
     "Trainer",
@@ -45,7 +72,9 @@ __all__ = [
     "TrainingRunner",
     "UnpreparedModelError",
     "ValidationRunner",
+    "Vanilla",
     "WarmStart",
+    "Wasserstein",
     "export_weights",
     "hooks_into",
     "warm_start",

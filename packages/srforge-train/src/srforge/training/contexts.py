@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,36 @@ class StepContext:
     prediction: Any = None
     terms: TermValues | None = None
     grad_norm: Tensor | None = None
+
+
+@dataclass(slots=True)
+class GANStepContext(StepContext):
+    """Given to the step points of a ``GANRunner``, ``on_post_{g,d}_{forward,backward}`` among them.
+
+    Fields of ``StepContext`` speak of the generator.
+
+    Attributes:
+        judge: The discriminator past its wrapper, ``images -> logits``: what a penalty calls. Calling the wrapped one once
+            more would break the gradient sync.
+        trains_generator: May be set at ``on_pre_step``, alike on every rank and for every micro-batch of a window.
+        trains_discriminator: As above.
+        adversarial_weight: Factor of the adversarial term; may be replaced at ``on_pre_step``.
+        real: Real images.
+        real_logits: The discriminator's view of them in its own step; None before.
+        fake_logits: As above, of the generated ones.
+        discriminator_terms: What the discriminator minimises; terms may be added at ``on_post_d_forward``.
+        grad_norms: 2-norm of the window's gradient before clipping by optimizer; empty where it is not computed.
+    """
+
+    judge: Callable[[Tensor], Tensor] | None = None
+    trains_generator: bool = True
+    trains_discriminator: bool = True
+    adversarial_weight: float = 1.0
+    real: Any = None
+    real_logits: Tensor | None = None
+    fake_logits: Tensor | None = None
+    discriminator_terms: TermValues | None = None
+    grad_norms: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

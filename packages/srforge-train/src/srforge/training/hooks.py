@@ -23,6 +23,13 @@ RUNNER_POINTS = (
     "on_post_step",
     "on_epoch_end",
 )
+GAN_POINTS = (
+    *RUNNER_POINTS,
+    "on_post_g_forward",
+    "on_post_g_backward",
+    "on_post_d_forward",
+    "on_post_d_backward",
+)
 VALIDATION_POINTS = ("on_epoch_start", "on_pre_step", "on_post_forward", "on_post_step", "on_epoch_end")
 TRAINER_POINTS = ("on_training_began", "on_epoch_finished", "on_training_finished")
 

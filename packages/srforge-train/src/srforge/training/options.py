@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class RunnerOptions:
         deterministic: Ask torch for deterministic kernels; what has none is an error.
         accumulate: Micro-batches per optimizer step, for loaders without a plan (iterable data sets). A loader with a
             plan brings its own number.
-        max_norm: Clip the gradient's 2-norm to this value before each optimizer step; None: do not clip.
+        max_norm: Clip the gradient's 2-norm to this value before each optimizer step; None: do not clip. With several
+            optimizers each is clipped on its own; ``{name: value}`` gives them values of their own.
         non_finite: What to do about a gradient with NaN or inf: ``raise``, ``skip`` the step, or ``ignore`` it.
         inputs: Keys of the batch that are given to the model's forward, in order.
 
@@ -60,7 +62,7 @@ class RunnerOptions:
     compile: str = "off"
     deterministic: bool = False
     accumulate: int = 1
-    max_norm: float | None = None
+    max_norm: float | Mapping[str, float | None] | None = None
     non_finite: str = "raise"
     inputs: tuple[str, ...] = ("lr",)
 
@@ -68,9 +70,14 @@ class RunnerOptions:
         require_choice("precision", self.precision, PRECISIONS)
         require_choice("compile", self.compile, COMPILE_MODES)
         require_choice("non_finite", self.non_finite, NON_FINITE_POLICIES)
-        require_positive("max_norm", self.max_norm)
+        for norm in self.max_norm.values() if isinstance(self.max_norm, Mapping) else (self.max_norm,):
+            require_positive("max_norm", norm)
         require_positive("accumulate", self.accumulate)
         object.__setattr__(self, "inputs", tuple(self.inputs))
+
+    def max_norm_of(self, optimizer: str) -> float | None:
+        """Return the largest gradient norm of the optimizer of that name; None: do not clip."""
+        return self.max_norm.get(optimizer) if isinstance(self.max_norm, Mapping) else self.max_norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ class TrainingRunner:
                 # -------- one optimizer step on the exact mean gradient over the window's real samples
                 if micro.ends_window:
                     scaler.unscale_(self.optimizer)
-                    step.grad_norm = clip_gradients(self.parameters, self.options.max_norm)
+                    step.grad_norm = clip_gradients(self.parameters, self.options.max_norm_of("model"))
                     if self.guard.allows_step(step.grad_norm, self.optimizer):
                         scaler.step(self.optimizer)
                     scaler.update()
