@@ -181,6 +181,21 @@ RESIZING = """
 """
 
 
+def test_a_plain_fork_server_serves_our_data_sets_too(tmp_path):
+    program = """
+    import srforge.data
+    from torch.utils.data import DataLoader
+
+    if __name__ == "__main__":
+        data = srforge.data.SkipUnreadable([1, 2])
+        print([int(batch) for batch in DataLoader(data, num_workers=1, multiprocessing_context="forkserver")])
+    """
+    script = tmp_path / "plain.py"
+    script.write_text(textwrap.dedent(program))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "[1, 2]\n", done.stderr
+
+
 @pytest.mark.parametrize(("options", "threads"), [("", "1"), ("", "0"), ('multiprocessing_context="fork"', "0")])
 def test_opencv_in_the_rank_does_not_hang_its_workers(tmp_path, options, threads):
     result = run(tmp_path, RESIZING.replace("**OPTIONS", options), env={"SRFORGE_CV2_THREADS": threads})

@@ -67,6 +67,12 @@ def test_only_a_fork_server_is_guarded():
 
 
 @linux_only
+def test_a_worker_that_still_unpickles_its_task_is_not_taken_for_its_server(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    assert not guard_fork_server(["-c", "from multiprocessing.forkserver import main; main(99, 98, [], **{})"])
+
+
+@linux_only
 def test_fork_server_ends_when_the_last_writer_of_its_pipe_is_gone():
     read_end, write_end = os.pipe()
     pid = os.fork()

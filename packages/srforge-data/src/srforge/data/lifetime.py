@@ -10,7 +10,7 @@ import re
 import select
 import sys
 import threading
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process
 from multiprocessing.connection import wait
 
 _POLL_SECONDS = 0.5
@@ -57,7 +57,9 @@ def guard_fork_server(command_line: list[str] | None = None) -> bool:
         return False
     command = " ".join(sys.orig_argv if command_line is None else command_line)
     found = _SERVER_COMMAND.search(command)
-    if found is None or parent_process() is not None:
+    # A worker is forked from the server and has its command line; while it unpickles its task it knows no parent yet.
+    is_worker = parent_process() is not None or getattr(current_process(), "_inheriting", False)
+    if found is None or is_worker:
         return False
     _end_on_eof(int(found.group(2)))
     return True
