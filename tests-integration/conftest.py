@@ -22,6 +22,7 @@ import harness
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the fleets in tests")
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="device of the fleets in tests")
+    parser.addoption("--all-gan-cases", action="store_true", help="every adversarial case, not only a covering subset")
 
 
 @pytest.fixture(scope="session")
