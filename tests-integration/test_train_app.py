@@ -162,6 +162,19 @@ def test_a_killed_fleet_ends_on_the_bits_of_one_that_was_not(tmp_path):
     assert (left / "metrics.jsonl").read_text() == (right / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_150_steps_beat_bicubic_on_photographs_by_half_a_decibel(tmp_path, seed):
+    arguments = ("training.epochs=1", "training.steps_per_epoch=150", "system.num_workers=0", f"run.seed={seed}")
+    done = run_alone(*arguments, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"psnr_y ([\d.]+) dB \(bicubic ([\d.]+), \+([\d.]+)\)", done.stdout.splitlines()[-1])
+    assert found, done.stdout
+    assert float(found[3]) >= 0.5
+    assert float(found[1]) - float(found[2]) == pytest.approx(float(found[3]), abs=0.011)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
