@@ -23,11 +23,10 @@ def launch_folder() -> Path:
     return Path(HydraConfig.get().runtime.cwd)
 
 
-def build_trackers(nodes: DictConfig, folder: Path, settings: dict[str, Any]) -> Trackers:
+def build_trackers(nodes: DictConfig, folder: Path) -> Trackers:
     """Build the configured trackers side by side; they are closed on every way out of the script."""
     built = [build(node)(folder=folder) for node in nodes.values()]
     trackers = Trackers(*(built or [NullTracker()]))
-    trackers.log_config(settings)
     on_exit(trackers.finish)
     return trackers
 
@@ -40,7 +39,7 @@ def build_hooks(trackers: Trackers, validator: ValidationRunner, settings: dict[
         return panel(batch["lr"][0], prediction[0], batch["hr"][0], scale)
 
     validator.hooks.attach(ImageLogger(trackers, draw, "validation"))
-    return [LossLogger(show_replicas=settings["run"]["show_replicas"]), MetricsLogger(trackers)]
+    return [LossLogger(show_replicas=settings["run"]["show_replicas"]), MetricsLogger(trackers, settings)]
 
 
 @main_process_only

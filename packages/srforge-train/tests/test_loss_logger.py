@@ -1,15 +1,18 @@
 import pytest
 from toys import Lines, loader_of, make_trainer
 
-from srforge.distributed import set_active_strategy
+from srforge.distributed import ConfigurationError, set_active_strategy
 from srforge.distributed.testing import FakeStrategy
-from srforge.training import ImageLogger, LossLogger, MetricsLogger, RunContext
+from srforge.training import ImageLogger, LossLogger, MetricsLogger, RunContext, Term
 from srforge.training.loss_logger import flatten, format_duration
 
 
 class Memory:
     def __init__(self):
-        self.metrics, self.summary, self.images = {}, {}, []
+        self.metrics, self.summary, self.images, self.config = {}, {}, [], None
+
+    def log_config(self, config):
+        self.config = config
 
     def log_metrics(self, metrics, *, epoch):
         self.metrics[epoch] = dict(metrics)
@@ -69,16 +72,26 @@ def test_only_rank_0_prints_the_summary(capsys):
 
 def test_reduced_metrics_reach_the_tracker_by_epoch():
     memory = Memory()
-    trainer = make_trainer(hooks=[MetricsLogger(memory)], tracker=memory)
+    trainer = make_trainer(hooks=[MetricsLogger(memory, {"epochs": 3})], tracker=memory)
     trainer.validation_runner.hooks.attach(
         ImageLogger(memory, lambda batch, prediction: prediction.shape, "lines", num_images=2, every=2)
     )
     result = trainer.train(3, loader_of(Lines(8)), loader_of(Lines(6), training=False, batch_size=2))
+    assert memory.config == {"epochs": 3}
     assert list(memory.metrics) == [0, 1, 2]
     assert memory.metrics[2]["validation/l2"] == result.metrics["validation"]["l2"]
     assert memory.metrics[0]["learning_rate/0"] == 0.05
     assert memory.summary == {"stop_reason": "epochs"}
     assert memory.images == [(f"lines-{i}", (2, 1), epoch) for epoch in (0, 2) for i in (0, 1)]
+
+
+def test_a_run_that_fails_its_rehearsal_logs_nothing():
+    memory = Memory()
+    trainer = make_trainer(hooks=[MetricsLogger(memory, {"epochs": 3})], tracker=memory)
+    trainer.training_runner.objective.terms["dead"] = Term(function=lambda p, t: p.detach().mean())
+    with pytest.raises(ConfigurationError, match="no gradient flows"):
+        trainer.train(1, loader_of(Lines(8)))
+    assert memory.config is None
 
 
 def test_nested_metrics_become_flat_names():

@@ -112,7 +112,7 @@ class GANRunner:
         strategy, accumulated, num_samples = get_active_strategy(), MetricAccumulator(self.device), 0
         self.model.train()
         self.hooks.fire("on_epoch_start", EpochContext("training", epoch, self.global_step, self.model))
-        with Progress.of_loader("training", epoch, loader) as progress:
+        with strategy.explained_errors(self.model), Progress.of_loader("training", epoch, loader) as progress:
             for micro in micro_batches(loader, strategy, self.options.accumulate, max_steps):
                 step = self._begin(micro, epoch)
                 self.hooks.fire("on_pre_step", step)

@@ -10,6 +10,7 @@ from typing import Any
 from srforge.distributed import get_active_strategy, main_process_only
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import Hook, hooks_into
+from srforge.training.protocols import Tracker
 
 # Counted for speed and for checks, not to be read as a metric.
 _NOT_SHOWN = ("num_samples",)
@@ -98,14 +99,24 @@ class LossLogger(Hook):
 
 
 class MetricsLogger(Hook):
-    """Hands the reduced metrics of each epoch to a tracker. Attach it to the trainer.
+    """Hands the configuration and the reduced metrics of each epoch to a tracker. Attach it to the trainer.
+
+    Nothing is logged before training begins: a run that fails its rehearsal opens no run of a tracker.
 
     Args:
         tracker: Where they are kept.
+        config: Configuration of the run, plain and nested; None: it is not logged.
     """
 
-    def __init__(self, tracker: Any) -> None:
+    def __init__(self, tracker: Tracker, config: Mapping[str, Any] | None = None) -> None:
         self._tracker = tracker
+        self._config = config
+
+    @hooks_into("on_training_began")
+    def log_config(self, context: RunContext) -> None:  # noqa: ARG002  # a handler takes its context
+        """Log the configuration."""
+        if self._config is not None:
+            self._tracker.log_config(self._config)
 
     @hooks_into("on_epoch_finished")
     def log_epoch(self, context: RunContext) -> None:

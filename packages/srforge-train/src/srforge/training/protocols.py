@@ -64,6 +64,10 @@ class Runner(Protocol):
 class Tracker(Protocol):
     """Where metrics, images and the configuration of a run are kept. Every method is called on every rank."""
 
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Keep the configuration of the run."""
+        ...
+
     def log_metrics(self, metrics: Mapping[str, Any], *, epoch: int) -> None:
         """Keep the metrics of one epoch."""
         ...

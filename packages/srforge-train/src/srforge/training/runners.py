@@ -108,7 +108,7 @@ class TrainingRunner:
         accumulated, num_samples = MetricAccumulator(self.device), 0
         self.model.train()
         self.hooks.fire("on_epoch_start", EpochContext("training", epoch, self.global_step, self.model))
-        with Progress.of_loader("training", epoch, loader) as progress:
+        with strategy.explained_errors(self.model), Progress.of_loader("training", epoch, loader) as progress:
             for micro in micro_batches(loader, strategy, self.options.accumulate, max_steps):
                 batch = to_device(micro.data, self.device, channels_last=self.options.channels_last)
                 step = StepContext(

@@ -58,12 +58,8 @@ class Schedule:
             return
         if not self._follows_metric:
             self.scheduler.step()
-        elif self.monitor is not None and self.monitor in metrics:
-            self.scheduler.step(metrics[self.monitor])  # type: ignore[arg-type]  # a plateau scheduler takes the metric
-        else:
-            raise ConfigurationError(
-                f"`scheduler.monitor` must be a reported metric, but is {self.monitor!r}. There are {sorted(metrics)}."
-            )
+        elif (value := monitored_value(self.monitor, metrics)) is not None:
+            self.scheduler.step(value)  # type: ignore[arg-type]  # a plateau scheduler takes the metric
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state; empty without one."""
@@ -73,6 +69,23 @@ class Schedule:
         """Take the scheduler's state back."""
         if self.scheduler is not None and state:
             self.scheduler.load_state_dict(dict(state))
+
+
+def monitored_value(monitor: str | None, metrics: Mapping[str, float]) -> float | None:
+    """Return the value of the monitored metric; None without a monitor, or if the epoch was not validated.
+
+    Args:
+        monitor: Flat name, for example ``validation/psnr_y``.
+        metrics: Reduced metrics by flat name.
+
+    Raises:
+        ConfigurationError: The metric was not reported though its section was.
+    """
+    if monitor is None or monitor in metrics:
+        return None if monitor is None else metrics[monitor]
+    if monitor.startswith("validation/") and not any(name.startswith("validation/") for name in metrics):
+        return None
+    raise ConfigurationError(f"`monitor` must be a reported metric, but is {monitor!r}. There are {sorted(metrics)}.")
 
 
 def warmup_cosine(

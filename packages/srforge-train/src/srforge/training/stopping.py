@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from srforge.distributed import ConfigurationError
 from srforge.training.options import TrainerOptions
+from srforge.training.schedules import monitored_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,9 @@ class Standing:
         Raises:
             ConfigurationError: The monitored metric was not reported though the epoch was validated.
         """
-        if options.monitor is None:
+        value = monitored_value(options.monitor, metrics)
+        if value is None:
             return False
-        if options.monitor not in metrics:
-            if options.monitor.startswith("validation/") and not any(
-                name.startswith("validation/") for name in metrics
-            ):
-                return False  # not validated in this epoch
-            raise ConfigurationError(
-                f"`monitor` must be a reported metric, but is {options.monitor!r}. There are {sorted(metrics)}."
-            )
-        value = metrics[options.monitor]
         if not math.isnan(value) and (
             self.best_value is None or (value > self.best_value if options.mode == "max" else value < self.best_value)
         ):
