@@ -48,7 +48,7 @@ def main(config: DictConfig) -> None:
 
     # The loops, and the run around them.
     runner, validator = make_runners(config, settings, model, train_loader)
-    trackers = build_trackers(config.tracking, folder, settings)
+    trackers = build_trackers(config.tracking, folder)
     trainer = Trainer(
         runner,
         validator,
