@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ def rank_of_a_launcher_that_dies(body, writer):
     if launcher == 0:
         rank = os.fork()
         if rank == 0:
+            gc.disable()  # objects of threads that the fork left behind
             try:
                 os.dup2(writer, 2)
                 body()

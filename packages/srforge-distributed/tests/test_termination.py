@@ -1,5 +1,6 @@
 """Each test ends a forked child, so that none of them pays for a new interpreter."""
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def end_of(child, *, signals=(), limit=20.0):
     ready_reader, ready_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        gc.disable()  # objects of threads that the fork left behind
         os.dup2(writer, 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
         try:

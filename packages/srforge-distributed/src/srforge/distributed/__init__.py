@@ -2,6 +2,7 @@
 
 from srforge.distributed.active import get_active_strategy, resolve_strategy, set_active_strategy, setup_device
 from srforge.distributed.batch_sharding import ShardedBatchSampler
+from srforge.distributed.breadcrumbs import note_place
 from srforge.distributed.counter_random import permute, uniforms
 from srforge.distributed.data_parallel import DataParallelStrategy
 from srforge.distributed.ddp import DDPStrategy
@@ -64,6 +65,7 @@ __all__ = [
     "main_process_only",
     "main_work",
     "mix",
+    "note_place",
     "on_exit",
     "permute",
     "plain_state_dict",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from srforge.distributed.breadcrumbs import start_reporting, stop_reporting
 from srforge.distributed.ddp_errors import explained_ddp_errors
 from srforge.distributed.errors import CollectiveError, ConfigurationError
 from srforge.distributed.gate_scope import refuse_inside_gate
@@ -61,12 +62,16 @@ class DDPStrategy(TrainingStrategy):
             torch.cuda.set_device(self.device)
         if dist.is_initialized():
             return
-        open_process_group(self.topology, self.backend, self.device, self.options.timeout_minutes)
+        facts = {f"`{name}`": value for name, value in vars(self.options).items()}
+        open_process_group(self.topology, self.backend, self.device, self.options.timeout_minutes, facts)
         self._owns_group = True
+        if self.world_size > 1:
+            start_reporting(dist.distributed_c10d._get_default_store(), self.rank, self.world_size)  # noqa: SLF001  # no public way to the store that every rank shares
 
     def teardown(self) -> None:
         """Close the process group if this strategy opened it."""
         if self._owns_group and dist.is_initialized():
+            stop_reporting()
             dist.destroy_process_group()
         self._owns_group = False
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from srforge.distributed.active import get_active_strategy
+from srforge.distributed.breadcrumbs import describe_fleet
 from srforge.distributed.environment_variables import error_file, full_traceback
 from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError, SRForgeError
 from srforge.distributed.orphans import leave_with_launcher
@@ -41,6 +42,8 @@ _LOST_PEER = re.compile(
     r"|remote process exit",
     re.IGNORECASE,
 )
+# The same of a time that is up, and of rank 0 in `main_work`.
+_OUT_OF_TIME = re.compile(r"timed? ?out|has been silent|is still busy", re.IGNORECASE)
 
 
 def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -129,9 +132,16 @@ def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
         _print_tagged(text, tag)
         # Time for the launcher to see the failure that came first, and to record it as the root cause. torchrun
         # compares whole seconds.
-        time.sleep(AFTERMATH_SECONDS)
+        started = time.monotonic()
+        seen = describe_fleet()
+        time.sleep(max(0.0, started + AFTERMATH_SECONDS - time.monotonic()))
+        if seen:
+            _print_tagged(seen, tag)
+            text += f"\n{seen}"
         _record(error, text)
     else:
+        if _is_timeout(error) and (seen := describe_fleet()):
+            text += f"\n{seen}"
         _record(error, text)
         _print_tagged(text, tag)
     leave(exit_code, DRAIN_SECONDS, last_words=tag + text.splitlines()[-1])
@@ -139,9 +149,18 @@ def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
 
 def is_aftermath(error: BaseException | None) -> bool:
     """Return whether an error says no more than that another process is gone."""
+    return _says(error, _LOST_PEER)
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Return whether an error says that other ranks did not come in time."""
+    return _says(error, _OUT_OF_TIME)
+
+
+def _says(error: BaseException | None, pattern: re.Pattern[str]) -> bool:
     seen: set[int] = set()  # a library that raises an error's own cause makes the chain a ring
     while error is not None and id(error) not in seen:
-        if isinstance(error, (RuntimeError, SRForgeError)) and _LOST_PEER.search(str(error)):
+        if isinstance(error, (RuntimeError, SRForgeError)) and pattern.search(str(error)):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

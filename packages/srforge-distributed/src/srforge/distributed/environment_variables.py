@@ -41,6 +41,38 @@ def error_file() -> str | None:
     return os.environ.get(TORCHELASTIC_ERROR_FILE) or None
 
 
+def asked_interface(variable: str) -> str:
+    """Return the network interface that one of the two variables above names; empty if it is unset."""
+    return os.environ.get(variable, "").strip()
+
+
+#: The GPUs that CUDA shows to this process, by index or UUID.
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices() -> str | None:
+    """Return the list of GPUs that this process was restricted to, None if it was not."""
+    return os.environ.get(CUDA_VISIBLE_DEVICES)
+
+
+#: Set to True by torchrun where its agent listens at MASTER_ADDR:MASTER_PORT, so that rank 0 must not.
+TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def has_agent_store() -> bool:
+    """Return whether the launcher's agent hosts the store of the fleet."""
+    return os.environ.get(TORCHELASTIC_USE_AGENT_STORE) == "True"
+
+
+#: Set to 0, torch's store does without libuv; builds for Windows may lack it.
+USE_LIBUV = "USE_LIBUV"
+
+
+def wants_libuv() -> bool:
+    """Return whether the store is to be served through libuv."""
+    return os.environ.get(USE_LIBUV, "1") == "1"
+
+
 #: Identity of the job, set by torchrun in every rank that it starts.
 TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from srforge.distributed.active import get_active_strategy
+from srforge.distributed.breadcrumbs import note_place
 from srforge.distributed.seeding import seed_epoch
 
 
@@ -15,6 +16,7 @@ def begin_epoch(epoch: int, seed: int, *loaders: Any) -> None:
         *loaders: Loaders, or None for one that is not there. ``set_epoch`` is called once on each object that has it:
             the loader, its sampler, its batch sampler and the sampler inside that, its data set.
     """
+    note_place("start of the epoch", epoch)
     seed_epoch(seed, epoch, get_active_strategy().rank)
     told: set[int] = set()
     for loader in loaders:

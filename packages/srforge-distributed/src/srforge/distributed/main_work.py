@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from srforge.distributed.breadcrumbs import note_place
 from srforge.distributed.errors import CollectiveError
 from srforge.distributed.strategy import TrainingStrategy
 
@@ -24,7 +25,7 @@ _HEARTBEAT_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
 _MESSAGE_AFTER_SECONDS = 10.0
 _POLL_SECONDS = (0.001, 0.05)
-_FAREWELL_SECONDS = 5.0
+_FAREWELL_SECONDS = 2.0
 
 # Every rank passes the same turns in the same order, so a count names them.
 _turns = itertools.count()
@@ -49,6 +50,7 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
     if strategy.world_size == 1 or not dist.is_initialized():
         yield
         return
+    note_place(label)
     store: Any = dist.PrefixStore("srforge/main_work", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]  # noqa: SLF001  # no public way to the store that every rank shares
     turn = str(next(_turns))
     if not strategy.is_main:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from srforge.distributed.active import get_active_strategy
+from srforge.distributed.breadcrumbs import note_place
 from srforge.distributed.errors import ConfigurationError
 from srforge.distributed.seeding import preserved_rng
 
@@ -33,6 +34,7 @@ def rehearse(model: nn.Module, forward_backward: Callable[[], None]) -> None:
 
     Collective: every rank must call.
     """
+    note_place("rehearsal")
     strategy = get_active_strategy()
     if not strategy.is_prepared(model):
         raise ConfigurationError(

@@ -1,33 +1,46 @@
 """Opening the process group, and what to do when it does not open."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from srforge.distributed.arrivals import meet, own_record
+from srforge.distributed.attempts import name_attempt
 from srforge.distributed.environment_variables import (
     GLOO_SOCKET_IFNAME,
     MASTER_ADDR,
     MASTER_PORT,
     NCCL_SOCKET_IFNAME,
+    has_agent_store,
+    wants_libuv,
 )
 from srforge.distributed.errors import LaunchEnvironmentError
+from srforge.distributed.networking import refuse_unusable_network
 from srforge.distributed.topology import Topology
 
 
-def open_process_group(topology: Topology, backend: str, device: torch.device, timeout_minutes: float) -> None:
-    """Open the default process group.
+def open_process_group(
+    topology: Topology,
+    backend: str,
+    device: torch.device,
+    timeout_minutes: float,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Open the default process group, once every rank has arrived and runs the same.
 
     Args:
         topology: Place in the fleet; a fleet of one without an address meets in memory and needs no port.
         backend: ``nccl`` or ``gloo``.
         device: The device of this rank.
         timeout_minutes: How long the start and each collective wait for the other ranks, in minutes.
+        facts: Values that must be the same on every rank, by name; versions and code are compared anyway.
 
     Raises:
-        LaunchEnvironmentError: This torch has no distributed package, or the group did not open; says what usually
-            cures that.
+        LaunchEnvironmentError: This torch has no distributed package, or the group did not open: names the ranks that
+            are missing or differ, and what usually cures that.
 
     Collective: every rank must call.
     """
@@ -45,14 +58,42 @@ def open_process_group(topology: Topology, backend: str, device: torch.device, t
     if backend == "nccl":
         # Eager: a wrong device shows here and not in the first collective.
         arguments["device_id"] = device
-    if topology.master_addr is None:
-        from torch._C._distributed_c10d import HashStore
-
-        arguments["store"] = HashStore()
     try:
+        if topology.master_addr is None:
+            from torch._C._distributed_c10d import HashStore
+
+            arguments["store"] = HashStore()
+        else:
+            store = _open_store(topology, backend, arguments["timeout"])
+            told = {"backend": backend, "device": device.type, **(facts or {})}
+            meet(store, topology, own_record(topology, told), 60 * timeout_minutes)
+            arguments["store"] = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # the name that torch itself gives it
         dist.init_process_group(**arguments)
     except (RuntimeError, ValueError) as error:
         raise LaunchEnvironmentError(start_failure(str(error), topology, backend)) from error
+
+
+def _open_store(topology: Topology, backend: str, timeout: timedelta) -> Any:
+    """Return the store at the fleet's address; rank 0 hosts it, unless torchrun's agent does."""
+    hosts_store = topology.rank == 0 and not has_agent_store()
+    refuse_unusable_network(topology, backend, hosts_store=hosts_store)
+    assert topology.master_addr is not None
+    assert topology.master_port is not None
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch builds without it exist
+        topology.master_addr,
+        topology.master_port,
+        topology.world_size,
+        hosts_store,
+        timeout,
+        wait_for_workers=False,  # `meet` waits, and knows who is missing
+        multi_tenant=not has_agent_store(),
+        use_libuv=wants_libuv(),
+    )
+    if has_agent_store():
+        # One store over all restarts: without this a key of an earlier attempt would be taken for one of this.
+        attempt = name_attempt(store, topology.rank, topology.world_size, timeout.total_seconds())
+        return dist.PrefixStore(f"srforge/attempt-{attempt}", store)  # type: ignore[attr-defined]  # as above
+    return store
 
 
 def start_failure(message: str, topology: Topology, backend: str) -> str:

@@ -64,17 +64,17 @@ def leave(exit_code: int, drain_seconds: float, *, last_words: str = "") -> NoRe
     if _leaving.acquire(timeout=drain_seconds):  # else another thread is leaving and had the time for its finishers
         finishers = [_bind(finisher, exit_code) for finisher in _finishers]
         _finishers.clear()
-        _run_bounded(finishers, drain_seconds)
+        run_bounded(finishers, drain_seconds)
         if finishers and last_words:
             print_bounded(last_words)
     _kill_children()
-    _run_bounded([sys.stdout.flush, sys.stderr.flush], 1.0)
+    run_bounded([sys.stdout.flush, sys.stderr.flush], 1.0)
     os._exit(exit_code)
 
 
 def print_bounded(text: str) -> None:
     """Print to stderr without waiting for ever on a full pipe that nobody reads."""
-    _run_bounded([lambda: print(text, file=sys.stderr, flush=True)], 1.0)  # noqa: T201 - the last words of a process
+    run_bounded([lambda: print(text, file=sys.stderr, flush=True)], 1.0)  # noqa: T201 - the last words of a process
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _finish(finisher: Callable[[int], object], exit_code: int) -> None:
         print_bounded(f"a finisher failed: {type(error).__name__}: {error}")
 
 
-def _run_bounded(functions: Sequence[Callable[[], object]], seconds: float) -> None:
+def run_bounded(functions: Sequence[Callable[[], object]], seconds: float) -> None:
     """Run all functions at once, and stop waiting for them after ``seconds``."""
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=function, daemon=True) for function in functions]

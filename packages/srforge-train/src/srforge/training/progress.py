@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from srforge.distributed import get_active_strategy
+from srforge.distributed import get_active_strategy, note_place
 
 # Between two updates of what is shown; also how far the shown loss lags behind.
 _BAR_INTERVAL_SECONDS = 0.5
@@ -27,6 +27,7 @@ class Progress:
     """
 
     def __init__(self, phase: str, epoch: int, total: int | None, rank: int) -> None:
+        self._phase, self._epoch = phase, epoch
         self._label = f"[r{rank}] epoch {epoch} {phase}"
         self._total = total
         self._bar: Any = None
@@ -53,6 +54,7 @@ class Progress:
     def advance(self, loss: Tensor | None = None) -> None:
         """Count one batch; ``loss``, shape ``()``, is this rank's own."""
         self._count += 1
+        note_place(self._phase, self._epoch, self._count)
         now = time.monotonic()
         if now - self._updated < self._interval:
             return
@@ -73,6 +75,7 @@ class Progress:
         sys.stderr.write(f"{self._label} {self._count}{total} {rate:.1f} batches/s {suffix}".rstrip() + "\n")
 
     def __enter__(self) -> Progress:  # noqa: PYI034  # Self needs Python 3.11
+        note_place(self._phase, self._epoch, 0)
         return self
 
     def __exit__(

@@ -1,0 +1,166 @@
+"""The ranks meet before the process group opens: who is missing is named, and who runs something else is refused.
+
+Each rank leaves a record at the store. The group's own start would say no more than that a time is up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from srforge.distributed.announcements import say_once
+from srforge.distributed.errors import LaunchEnvironmentError
+from srforge.distributed.topology import Topology
+
+_FIRST_MESSAGE_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
+_ABOUT_A_RANK = ("host", "pid")  # differ between ranks, and tell which one is meant
+
+# A group may be opened, closed and opened again over one store; every rank counts alike.
+_meetings = itertools.count()
+
+
+def own_record(topology: Topology, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return what this rank tells the others of itself; all but host and process id must be equal everywhere.
+
+    Args:
+        topology: Place in the fleet.
+        facts: Further values that must be the same on every rank, by name.
+    """
+    record = {"host": socket.gethostname(), "pid": str(os.getpid()), "WORLD_SIZE": str(topology.world_size)}
+    record |= {"torch": torch.__version__, **_versions(), "code of srforge.distributed": _digest_of_code()}
+    record["training script"] = _digest_of_script()
+    return record | {name: str(value) for name, value in facts.items()}
+
+
+def meet(store: Any, topology: Topology, record: Mapping[str, str], timeout_seconds: float) -> None:
+    """Wait until every rank has left its record, and compare them.
+
+    Args:
+        store: Reached by every rank.
+        topology: Place in the fleet.
+        record: Of this rank.
+        timeout_seconds: How long the others may take, > 0.
+
+    Raises:
+        LaunchEnvironmentError: Ranks did not arrive, two processes have one rank, or records differ; names the ranks.
+
+    Collective: every rank must call.
+    """
+    store = dist.PrefixStore(f"srforge/meeting-{next(_meetings)}", store)  # type: ignore[attr-defined]  # torch builds without it exist
+    if store.add(f"claims/{topology.rank}", 1) > 1:
+        raise LaunchEnvironmentError(
+            f"RANK must be another one in each process, but {topology.rank} was taken when this process "
+            f"({_named(topology.rank, record)}) came. Export RANK per process, or launch with torchrun."
+        )
+    store.set(f"record/{topology.rank}", json.dumps(dict(record)))
+    # Rank 0 first: with another WORLD_SIZE, waiting for all would be in vain.
+    deadline = time.monotonic() + timeout_seconds
+    _wait_for(store, [0], deadline, topology)
+    _compare(record, topology.rank, {0: _read(store, 0)})
+    everyone = range(topology.world_size)
+    _wait_for(store, everyone, deadline, topology)
+    if topology.rank == 0:
+        _compare(record, 0, {rank: _read(store, rank) for rank in everyone[1:]})
+
+
+def _wait_for(store: Any, ranks: Sequence[int], deadline: float, topology: Topology) -> None:
+    keys = [f"record/{rank}" for rank in ranks]
+    patience = _FIRST_MESSAGE_SECONDS
+    while True:
+        left = deadline - time.monotonic()
+        if _are_there(store, keys, max(0.001, min(left, patience))):
+            return
+        missing = [rank for rank in ranks if not store.check([f"record/{rank}"])]  # raises if the store is gone
+        if missing and time.monotonic() >= deadline:
+            if topology.rank == 0:
+                time.sleep(_GRACE_SECONDS)  # it may host the store, which the others ask the same question
+            raise LaunchEnvironmentError(_missing(missing, topology))
+        if missing and topology.rank == 0:
+            say_once(f"waiting for {_ranks(missing)} of {topology.world_size}, up to {left:.0f} s more")
+        patience = max(1.0, left)
+
+
+def _are_there(store: Any, keys: list[str], seconds: float) -> bool:
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _missing(missing: Sequence[int], topology: Topology) -> str:
+    where = f"{topology.master_addr}:{topology.master_port}"
+    return (
+        f"every rank must arrive at {where} within `timeout_minutes`, but {_ranks(missing)} of {topology.world_size} did "
+        f"not (seen by rank {topology.rank}). Look at the output of the missing: not started, ended before, still "
+        "loading, or without a way to that address."
+    )
+
+
+def _compare(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str, str]]) -> None:
+    differing = {
+        other: [name for name in own if name not in _ABOUT_A_RANK and record.get(name) != own[name]]
+        for other, record in others.items()
+    }
+    differing = {other: names for other, names in differing.items() if names}
+    if not differing:
+        return
+    parts = [
+        f"{name} is {own[name]} on {_named(rank, own)}, {others[other].get(name, 'missing')} on "
+        f"{_named(other, others[other])}"
+        for other, names in differing.items()
+        for name in names
+    ]
+    raise LaunchEnvironmentError(
+        f"all ranks must run the same code with the same options, but {'; '.join(parts[:8])}. Give every host the same "
+        "environment, script and command line."
+    )
+
+
+def _read(store: Any, rank: int) -> dict[str, str]:
+    record: dict[str, str] = json.loads(store.get(f"record/{rank}"))
+    return record
+
+
+def _named(rank: int, record: Mapping[str, str]) -> str:
+    return f"rank {rank} (host {record['host']}, pid {record['pid']})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:16]) + (", ..." if len(ranks) > 16 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _versions() -> dict[str, str]:
+    names = [f"srforge-{name}" for name in ("distributed", "data", "track", "train", "sr")]
+    installed = {found.name: found.version for name in names for found in metadata.distributions(name=name)}
+    return {name: installed.get(name, "not installed") for name in names}
+
+
+def _digest_of_code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _digest_of_script() -> str:
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "none"
+    except OSError:
+        return "unreadable"
