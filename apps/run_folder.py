@@ -46,6 +46,8 @@ def identity_of(config: dict[str, Any], global_batch_size: int) -> dict[str, Any
         global_batch_size: Samples of an optimizer step over all ranks.
     """
     flat = _flat(config)
+    if flat.get("run.warm_start.path") is None:
+        flat = {key: value for key, value in flat.items() if not key.startswith("run.warm_start.")}
     kept = {
         key: value
         for key, value in flat.items()
@@ -92,7 +94,11 @@ def _claim(folder: Path, identity: dict[str, Any], run: dict[str, Any]) -> int:
             raise ConfigurationError(
                 f"`run.fresh` must name a run's folder, but {folder} is none. It is left as it is."
             )
-        shutil.rmtree(folder)
+        # Out of the way in one step: a kill in the middle of the removal leaves nothing that a launch would continue.
+        doomed = folder.with_name(f".{folder.name}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "identity.json"
     if kept.exists():

@@ -6,7 +6,7 @@ What a group's entry builds with ``_target_`` (data, model, objective, ...) has 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional  # noqa: UP035  # OmegaConf reads these annotations at run time
+from typing import Any, Dict, List, Optional  # noqa: UP035  # OmegaConf reads these annotations at run time
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -77,6 +77,21 @@ class SystemConfig:
 
 
 @dataclass
+class WarmStartConfig:
+    """Weights to begin with; without a path the model begins with its own.
+
+    ``prefixes`` maps beginnings of names in the file to those in the model, ``parts`` takes only these attributes of the
+    model, ``nest`` is the key under which the weights lie, ``strict`` makes every difference an error.
+    """
+
+    path: Optional[str] = None  # noqa: UP045
+    prefixes: Dict[str, str] = field(default_factory=dict)  # noqa: UP006
+    strict: bool = True
+    parts: Optional[List[str]] = None  # noqa: UP006, UP045
+    nest: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
 class RunConfig:
     """Name, folder and seed of the run.
 
@@ -90,6 +105,7 @@ class RunConfig:
     seed: Optional[int] = 0  # noqa: UP045
     fresh: bool = False
     resume: str = "auto"
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     keep_last: int = 2
     show_replicas: bool = True
 

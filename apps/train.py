@@ -30,6 +30,7 @@ def main(config: DictConfig) -> None:
     from run_folder import open_run_folder
     from srforge.distributed import get_active_strategy, setup_device
     from srforge.training import CheckpointStore, Trainer
+    from weights import export_result, start_from_weights
 
     settings = plain(config)
     options = distributed_options(settings)
@@ -46,6 +47,10 @@ def main(config: DictConfig) -> None:
     train_loader = make_loader(train_set, settings, sizes, seed, device, training=True)
     val_loader = make_loader(val_set, settings, sizes, seed, device, training=False)
 
+    # Weights to begin with, unless the run has begun already.
+    checkpoints = CheckpointStore(folder / "checkpoints", keep_last=settings["run"]["keep_last"])
+    start_from_weights(model, settings["run"], checkpoints, launch_folder())
+
     # The loops, and the run around them.
     runner, validator = make_runners(config, settings, model, train_loader)
     trackers = build_trackers(config.tracking, folder)
@@ -53,7 +58,7 @@ def main(config: DictConfig) -> None:
         runner,
         validator,
         seed=seed,
-        checkpoints=CheckpointStore(folder / "checkpoints", keep_last=settings["run"]["keep_last"]),
+        checkpoints=checkpoints,
         tracker=trackers,
         hooks=build_hooks(trackers, validator, settings),
         options=trainer_options(config, settings, folder),
@@ -64,6 +69,7 @@ def main(config: DictConfig) -> None:
         return
     trainer.resume(settings["run"]["resume"])
     result = trainer.train(settings["training"]["epochs"], train_loader, val_loader)
+    export_result(checkpoints, folder / "weights.safetensors")
     report(result, settings)
 
 
