@@ -33,6 +33,8 @@ def end_of(child, *, signals=(), limit=20.0):
     pid = os.fork()
     if pid == 0:
         gc.disable()  # objects of threads that the fork left behind
+        # A shell's background job starts with SIGINT ignored, and ignored signals are left so.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(writer, 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
         try:
