@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -22,16 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from harness import free_port
 from kill_points import OF_A_LAUNCH, OF_RANK_0, PHASES
 from kill_program import NUM_EPOCHS
-from srforge.training import CheckpointStore
+from run_comparison import compare_runs
 
 PROGRAM = Path(__file__).with_name("kill_program.py")
 LAUNCH_SECONDS = 60.0
@@ -51,16 +50,18 @@ class Case:
         workers: Loader workers of each rank.
         persistent: Workers live over epochs.
         accumulate: Micro-batches of an optimizer step.
+        gan: Two networks against each other instead of one.
     """
 
     world_size: int
     workers: int
     persistent: bool = False
     accumulate: int = 2
+    gan: bool = False
 
     def __str__(self) -> str:
         kind = f"{self.workers} persistent workers" if self.persistent else f"{self.workers} workers"
-        return f"{self.world_size} rank{'s' * (self.world_size > 1)}, {kind}"
+        return f"{self.world_size} rank{'s' * (self.world_size > 1)}, {kind}{', GAN' if self.gan else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ class Launch:
             fleet = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": case.world_size, "MASTER_PORT": port}
             environment = {name: str(value) for name, value in fleet.items()} if case.world_size > 1 else {}
             environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-            options = {name: getattr(case, name) for name in ("workers", "persistent", "accumulate")}
+            options = {name: getattr(case, name) for name in ("workers", "persistent", "accumulate", "gan")}
             options |= {"folder": str(folder), "notes": str(self.notes), "pause": 0.01, "device": device}
             self.pids.append(
                 launcher.start(
@@ -267,44 +268,6 @@ def kill_once(
     )
 
 
-def differences(left: Any, right: Any, where: str = "state") -> list[str]:
-    """Return where two states differ in a bit."""
-    if type(left) is not type(right):
-        return [where]
-    if isinstance(left, torch.Tensor):
-        same = left.dtype == right.dtype and left.shape == right.shape
-        bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)] if same else []
-        return [] if same and torch.equal(*bits) else [where]
-    if isinstance(left, dict):
-        if list(left) != list(right):
-            return [f"keys of {where}"]
-        return [found for key in left for found in differences(left[key], right[key], f"{where}.{key}")]
-    if isinstance(left, (list, tuple)):
-        if len(left) != len(right):
-            return [f"length of {where}"]
-        pairs = zip(left, right, strict=True)
-        return [found for i, (a, b) in enumerate(pairs) for found in differences(a, b, f"{where}[{i}]")]
-    return [] if left == right or left != left else [where]  # noqa: PLR0124  # NaN
-
-
-def compare_runs(reference: Path, folder: Path) -> list[str]:
-    """Return the differences of two finished runs: every kept checkpoint, the history, and the names of all files."""
-    found = []
-    stores = [CheckpointStore(run / "checkpoints") for run in (reference, folder)]
-    records = [store.records() for store in stores]
-    names = [sorted(str(path.relative_to(run)) for path in run.rglob("*")) for run in (reference, folder)]
-    if names[0] != names[1]:
-        found.append(f"files {sorted(set(names[0]) ^ set(names[1]))}")
-    for left, right in zip(*records, strict=False):
-        states = [store.load(record) for store, record in zip(stores, (left, right), strict=True)]
-        found += differences(*states, where=left.path.stem)
-        if (left.metrics, left.is_best, left.finished) != (right.metrics, right.is_best, right.finished):
-            found.append(f"record {left.path.stem}")
-    if (reference / "metrics.jsonl").read_bytes() != (folder / "metrics.jsonl").read_bytes():
-        found.append("metrics.jsonl")
-    return found
-
-
 def run_matrix(
     cases: list[Case],
     phases: list[list[str]],
@@ -332,9 +295,9 @@ def run_matrix(
     kills: list[Kill] = []
     try:
         for number, (case, wanted) in enumerate(zip(cases, phases, strict=True)):
-            reference = folder / f"whole-{case.world_size}-{case.accumulate}"
+            plain = replace(case, workers=0, persistent=False)
+            reference = folder / re.sub(r"\W+", "-", f"whole {plain} {plain.accumulate}")
             if not reference.exists():
-                plain = Case(world_size=case.world_size, workers=0, accumulate=case.accumulate)
                 run_to_end(quiet, plain, reference, device)
             left, lineage = list(wanted), 0
             while left:
@@ -345,6 +308,7 @@ def run_matrix(
                         is_over = True
                     else:
                         kills.append(kill)
+                        print(row_of(kill), flush=True)
                         left = left[1:] if kill.phase == left[0] else left
                 run_to_end(killed, case, run, device)
                 found = compare_runs(reference, run)
@@ -357,17 +321,19 @@ def run_matrix(
     return kills
 
 
+def row_of(kill: Kill) -> str:
+    """Return a kill as a row of a Markdown table."""
+    aim = kill.phase if kill.epoch is None else f"{kill.phase}, epoch {kill.epoch}"
+    delay = "at once" if kill.delay == 0 else f"{1000 * kill.delay:.0f} ms"
+    return f"| {kill.case} | {aim} | {kill.victims} | {delay} | {kill.landed} | {kill.aftermath:.2f} s |"
+
+
 def table_of(kills: list[Kill]) -> str:
     """Return the kills as a Markdown table."""
-    lines = [
-        "| ranks and workers | aimed at | killed | after | rank 0 died in | all gone after |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kill in kills:
-        aim = kill.phase if kill.epoch is None else f"{kill.phase}, epoch {kill.epoch}"
-        delay = "at once" if kill.delay == 0 else f"{1000 * kill.delay:.0f} ms"
-        lines.append(f"| {kill.case} | {aim} | {kill.victims} | {delay} | {kill.landed} | {kill.aftermath:.2f} s |")
-    return "\n".join(lines) + "\n"
+    head = (
+        "| ranks and workers | aimed at | killed | after | rank 0 died in | all gone after |\n|---|---|---|---|---|---|"
+    )
+    return "\n".join([head, *map(row_of, kills)]) + "\n"
 
 
 def main() -> None:
@@ -386,6 +352,7 @@ def main() -> None:
         for workers in options.workers
         for persistent in ((False, True) if workers else (False,))
     ]
+    cases += [Case(world_size=world, workers=0, gan=True) for world in options.worlds if world < 4]
     print("seed", options.seed, flush=True)
     dice = random.Random(options.seed)
     phases = [[phase for _ in range(options.rounds) for phase in dice.sample(PHASES, len(PHASES))] for _ in cases]
@@ -393,12 +360,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         forks = options.launch == "fork"
         kills = run_matrix(cases, phases, seed=options.seed, folder=Path(folder), forks=forks, device=options.device)
-    table = table_of(kills)
     seconds = time.monotonic() - started
     verdict = f"{len(kills)} kills, seed {options.seed}, {seconds:.0f} s: every run ended on the same bits.\n"
-    print(table + "\n" + verdict)
+    print(verdict)
     if options.table is not None:
-        options.table.write_text(f"{verdict}\n{table}")
+        options.table.write_text(f"{verdict}\n{table_of(kills)}")
 
 
 if __name__ == "__main__":

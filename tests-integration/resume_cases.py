@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fleet_cases import start
-from kill_program import Network, squared
+from kill_training import Network, squared
 from srforge.data import DataLoaderFactory
 from srforge.distributed import get_active_strategy, main_work, plain_state_dict, setup_device
 from srforge.training import (

@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
-from kill_matrix import Case, differences, run_matrix
+from kill_matrix import Case, run_matrix
 from kill_points import PHASES
+from run_comparison import differences
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,7 +16,8 @@ pytestmark = [
 ]
 
 ROWS = (
-    (Case(world_size=2, workers=0), PHASES[::2]),
+    (Case(world_size=2, workers=0, gan=True), PHASES[::4]),
+    (Case(world_size=2, workers=0), PHASES[2::4]),
     (Case(world_size=1, workers=2, persistent=True), PHASES[1::2]),
 )
 

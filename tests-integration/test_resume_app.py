@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 
 from harness import kill_session
-from kill_matrix import PROGRAM, Case, Launcher, compare_runs, run_to_end
+from kill_matrix import PROGRAM, Case, Launcher, run_to_end
+from run_comparison import compare_runs
 from srforge.training import CheckpointStore
 
 APP = Path(__file__).parents[1] / "apps" / "train.py"
@@ -113,7 +114,7 @@ def test_torchrun_restarts_resume_by_themselves_also_after_a_death_in_the_save(t
     run_to_end(launcher, Case(world_size=2, workers=0), reference, "cpu")
     launcher.close()
     notes.mkdir()
-    case = {"folder": str(run), "notes": str(notes), "workers": 0, "persistent": False, "accumulate": 2}
+    case = {"folder": str(run), "notes": str(notes), "workers": 0, "persistent": False, "accumulate": 2, "gan": False}
     task = {"environment": {}, "case": {**case, "pause": 0.0, "device": "cpu"}, "target": [*targets, None]}
     options = ["--standalone", "--nproc_per_node=2", f"--max-restarts={len(deaths)}"]
     process = subprocess.Popen(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kill_program import Network
+from kill_training import Network
 from resume_cases import continue_run, leave_after_work, warm_start_on_every_rank
 
 NUM_SAMPLES, GLOBAL_BATCH = 29, 8
