@@ -74,7 +74,7 @@ def batch_sizes(training: Mapping[str, Any], world_size: int) -> BatchSizes:
             f"`training.batch_size` (per rank) and `training.global_batch_size` must not both be given, but are {per_rank} "
             f"and {global_batch}. Set one of them to null."
         )
-    for name in ("batch_size", "global_batch_size", "accumulate"):
+    for name in ("batch_size", "global_batch_size", "accumulate", "validation_batch_size"):
         if training[name] is not None and training[name] < 1:
             raise ConfigurationError(f"`training.{name}` must be at least 1, but is {training[name]}.")
     if global_batch is None:

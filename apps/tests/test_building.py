@@ -5,9 +5,9 @@ from building import BatchSizes, batch_sizes, build, plain
 from srforge.distributed import ConfigurationError
 
 
-def sizes(world_size, batch_size=None, global_batch_size=None, accumulate=1):
+def sizes(world_size, batch_size=None, global_batch_size=None, accumulate=1, validation_batch_size=1):
     training = {"batch_size": batch_size, "global_batch_size": global_batch_size, "accumulate": accumulate}
-    return batch_sizes(training, world_size)
+    return batch_sizes({**training, "validation_batch_size": validation_batch_size}, world_size)
 
 
 def test_the_batch_of_a_rank_is_multiplied_and_the_global_one_divided():
@@ -24,6 +24,7 @@ def test_the_batch_of_a_rank_is_multiplied_and_the_global_one_divided():
         ({"global_batch_size": 1}, "Choose 2"),
         ({"batch_size": 0}, "`training.batch_size` must be at least 1, but is 0"),
         ({"accumulate": 0}, "`training.accumulate` must be at least 1, but is 0"),
+        ({"validation_batch_size": 0}, "`training.validation_batch_size` must be at least 1, but is 0"),
     ],
 )
 def test_batches_that_cannot_be_are_refused_with_one_that_can(arguments, message):

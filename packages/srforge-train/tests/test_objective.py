@@ -50,6 +50,7 @@ def test_a_function_may_take_the_whole_mapping():
 def test_a_masked_term_is_the_mean_over_what_the_mask_keeps():
     assert float(mean_of("m", (torch.tensor(6.0), torch.tensor(4.0)))) == 1.5
     assert float(mean_of("m", (torch.tensor(0.0), torch.tensor(0.0)))) == 0.0
+    assert float(mean_of("m", (torch.tensor(1.0), torch.tensor(0.25)))) == 4.0, "a soft mask counts to less than 1"
 
 
 def test_a_weight_may_depend_on_the_epoch():

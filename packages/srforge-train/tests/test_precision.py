@@ -23,6 +23,19 @@ def test_each_mode_computes_in_its_format_and_only_fp16_scales(mode, dtype):
     assert (float(precision.scaler.scale(loss)) == 2.0) == (mode != "fp16")
 
 
+def test_a_runner_of_another_mode_does_not_change_the_format_of_this_one():
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    training = Precision("tf32", torch.device("cuda"))
+    validation = Precision("fp32", torch.device("cuda"))
+    try:
+        for precision, is_on in ((training, True), (validation, False), (training, True)):
+            with precision.autocast():
+                assert torch.backends.cuda.matmul.allow_tf32 is is_on
+                assert torch.backends.cudnn.allow_tf32 is is_on
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+
+
 def test_only_inputs_of_the_first_shape_run_compiled(monkeypatch):
     calls = []
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from toys import Lines, loader_of, make_model, make_runner, make_trainer, squared
 
-from srforge.distributed import ConfigurationError, set_active_strategy
+from srforge.distributed import CollectiveError, ConfigurationError, get_active_strategy, set_active_strategy
 from srforge.distributed.testing import FakeStrategy
 from srforge.training import (
     CheckpointError,
@@ -189,6 +189,49 @@ def test_validation_may_be_rarer_but_never_misses_the_last_epoch(tmp_path):
     trainer.validation_runner.hooks.attach(Seeing())
     trainer.train(5, *loaders())
     assert epochs == [1, 3, 4]
+
+
+def test_validation_does_not_miss_the_epoch_that_max_steps_ends(tmp_path):
+    result = noisy_trainer(tmp_path, validate_every=5, max_steps=8).train(9, *loaders())
+    assert (result.epochs, result.stop_reason) == (2, "max_steps")
+    assert "l2" in result.metrics["validation"]
+
+
+def test_a_run_without_validation_follows_no_metric_of_validation(tmp_path):
+    trainer = noisy_trainer(tmp_path, monitor="validation/l2", mode="min", patience=2)
+    with pytest.raises(ConfigurationError, match="`monitor` must be measured, but is 'validation/l2' and there is no"):
+        trainer.train(3, loaders()[0])
+    trainer = noisy_trainer(tmp_path)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.training_runner.optimizer)
+    trainer.training_runner.schedule = Schedule(plateau, monitor="validation/l2")
+    with pytest.raises(ConfigurationError, match="`monitor` must be measured"):
+        trainer.train(3, loaders()[0])
+
+
+def test_no_epochs_at_all_is_an_error(tmp_path):
+    with pytest.raises(ConfigurationError, match="`epochs` must be above 0 or null, but is 0"):
+        noisy_trainer(tmp_path).train(0, *loaders())
+
+
+def test_the_end_names_its_reason(tmp_path, capsys):
+    noisy_trainer(tmp_path, max_steps=8).train(9, *loaders())
+    assert "Training ends after 2 epochs: max_steps." in capsys.readouterr().err
+
+
+def test_a_collective_in_the_state_of_a_hook_is_refused(tmp_path, monkeypatch):
+    class Gathering(Counter):
+        def state_dict(self):
+            return {"counts": get_active_strategy().all_gather_object(self.count)}
+
+    set_active_strategy(FakeStrategy(0, 2))
+    try:
+        torch.manual_seed(0)
+        model = Noisy()
+        trainer = make_trainer(make_runner(model), checkpoints=CheckpointStore(tmp_path), hooks=[Gathering()])
+        with pytest.raises(CollectiveError, match="_write_checkpoint"):
+            trainer.train(1, *loaders())
+    finally:
+        set_active_strategy(None)
 
 
 def test_resume_refuses_another_model_seed_or_average_by_name(tmp_path):

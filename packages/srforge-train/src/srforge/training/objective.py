@@ -193,8 +193,8 @@ def mean_of(name: str, value: Value) -> Tensor:
     if isinstance(value, Mapping):
         return torch.stack([mean_of(f"{name}/{band}", part) for band, part in value.items()]).mean()
     if isinstance(value, tuple):
-        total, count = value
-        return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+        total, count = value[0], torch.as_tensor(value[1], device=value[0].device)
+        return total / torch.where(count == 0, torch.ones_like(count), count)  # soft masks count to less than 1
     if not isinstance(value, Tensor) or value.ndim > 1:
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigurationError(

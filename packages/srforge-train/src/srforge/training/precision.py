@@ -28,13 +28,13 @@ class Precision:
         self.mode = mode
         self._device_type = device.type
         self.scaler = torch.amp.GradScaler(device.type, enabled=mode == "fp16")
-        if device.type == "cuda":
-            # Global switches of torch, set for every mode: a run that asks for fp32 gets it whatever ran before.
-            torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
-            torch.backends.cudnn.allow_tf32 = mode == "tf32"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass."""
+        """Return the context for a forward pass; the backward pass that follows it computes in the same format."""
+        if self._device_type == "cuda":
+            # Global switches of torch, set at each forward: a runner of another mode may have run in between.
+            torch.backends.cuda.matmul.allow_tf32 = self.mode == "tf32"
+            torch.backends.cudnn.allow_tf32 = self.mode == "tf32"
         if self.mode not in _AUTOCAST_TYPES:
             return nullcontext()
         return torch.autocast(self._device_type, dtype=_AUTOCAST_TYPES[self.mode])

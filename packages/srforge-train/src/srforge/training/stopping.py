@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from srforge.distributed import ConfigurationError
 from srforge.training.options import TrainerOptions
+from srforge.training.protocols import Runner
 from srforge.training.schedules import monitored_value
 
 
@@ -87,3 +89,23 @@ def is_over(options: TrainerOptions, standing: Standing, epochs_left: int, globa
     """
     whole = replace(options, max_minutes=None, stop_file=None)
     return stop_reason(whole, standing, epochs_left=epochs_left, global_step=global_step, minutes=0.0) is not None
+
+
+def refuse_unmeasured(monitor: str | None, runner: Runner, *, is_validated: bool) -> None:
+    """Refuse to follow a metric of validation in a run that has none: there would be no best epoch, and no patience.
+
+    Args:
+        monitor: What decides which epoch is best.
+        runner: Its schedules may follow a metric as well.
+        is_validated: Whether the run has validation.
+
+    Raises:
+        ConfigurationError: A metric of validation is followed without validation.
+    """
+    followed = [monitor, *(schedule.monitor for schedule in runner.schedules.values())]
+    names = [name for name in followed if name is not None and name.startswith("validation/")]
+    if names and not is_validated:
+        raise ConfigurationError(
+            f"`monitor` must be measured, but is {names[0]!r} and there is no validation. Give validation data, or follow "
+            "a metric of training, or none."
+        )

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srforge.distributed import SRForgeError, begin_epoch, get_active_strategy, main_work, plan_of
+from srforge.distributed import SRForgeError, begin_epoch, get_active_strategy, main_process_only, main_work, plan_of
 from srforge.training.batches import FirstBatchKept, refuse_unsharded
 from srforge.training.checkpoint_files import CheckpointError
 from srforge.training.checkpoint_store import CheckpointStore
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import TRAINER_POINTS, Hook, HookPoints
 from srforge.training.loss_logger import flatten
-from srforge.training.options import TrainerOptions
+from srforge.training.options import TrainerOptions, require_positive
 from srforge.training.protocols import Runner, Tracker
 from srforge.training.rehearsal import rehearse_training, rehearse_validation
 from srforge.training.resuming import explain_changes, launch_facts, read_checkpoint, settle_branch
 from srforge.training.run_state import collect_state, restore_state
 from srforge.training.runners import ValidationRunner
-from srforge.training.stopping import Standing, is_over, stop_reason
+from srforge.training.stopping import Standing, is_over, refuse_unmeasured, stop_reason
 
 
 class UnpreparedModelError(SRForgeError):
@@ -107,15 +107,17 @@ class Trainer:
 
         Raises:
             UnpreparedModelError: A distributed strategy is active and did not prepare the model.
+            ConfigurationError: ``epochs`` is not above 0, or a validation metric is to be followed without validation.
 
         Collective: every rank must call.
         """
         strategy, runner = get_active_strategy(), self.training_runner
-        self._refuse_unprepared_model()
+        self._refuse_what_cannot_work(epochs, val_loader)
         if is_over(self.options, self.standing, epochs - self.epoch, runner.global_step) and self.epoch > 0:
-            self._say(f"This run is finished after {self.epoch} epochs ({self.stop_reason}); nothing is left to do.")
+            why = self.stop_reason or "epochs"
+            self._say(f"This run is finished after {self.epoch} epochs ({why}); nothing is left to do.")
             # Again, perhaps: the launch that wrote the last checkpoint may have been killed right after it.
-            self.hooks.fire("on_training_finished", self._context(epochs, self.epoch - 1))
+            self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
             return self._result()
         refuse_unsharded(train_loader, strategy)
         before, self._launch = self._launch, launch_facts(train_loader)
@@ -126,7 +128,7 @@ class Trainer:
         self.rehearse(train_loader, val_loader)
         self._measure_baseline(val_loader)
         self._launch_started = time.monotonic()
-        self.hooks.fire("on_training_began", self._context(epochs))
+        self._fire("on_training_began", self._context(epochs), "before training")
         try:
             for epoch in range(self.epoch, epochs):
                 self._epoch_started = time.monotonic()
@@ -143,8 +145,7 @@ class Trainer:
                 context.is_best, self.stop_reason = self._judge(epoch, epochs)
                 context.best_value, context.best_epoch = self.standing.best_value, self.standing.best_epoch
                 context.stop_reason, self.epoch = self.stop_reason, epoch + 1
-                with main_work(strategy, f"hooks after epoch {epoch}", self.options.main_work_timeout_minutes):
-                    self.hooks.fire("on_epoch_finished", context)
+                self._fire("on_epoch_finished", context, f"after epoch {epoch}")
                 strategy.check_replicas(runner.model)
                 self._save(context)
                 if self.stop_reason is not None:
@@ -152,7 +153,8 @@ class Trainer:
         except KeyboardInterrupt:
             self._say(f"Stopped inside epoch {self.epoch}; the same command replays that epoch from its beginning.")
             raise
-        self.hooks.fire("on_training_finished", self._context(epochs, self.epoch - 1))
+        self._say(f"Training ends after {self.epoch} epochs: {self.stop_reason}.")
+        self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
         return self._result()
 
     def resume(self, source: str | Path = "auto") -> int | None:
@@ -196,7 +198,10 @@ class Trainer:
         if self.validation_runner is not None and val_loader is not None:
             rehearse_validation(self.validation_runner, val_loader)
 
-    def _refuse_unprepared_model(self) -> None:
+    def _refuse_what_cannot_work(self, epochs: int, val_loader: Any) -> None:
+        require_positive("epochs", epochs)
+        is_validated = self.validation_runner is not None and val_loader is not None
+        refuse_unmeasured(self.options.monitor, self.training_runner, is_validated=is_validated)
         strategy = get_active_strategy()
         if strategy.world_size > 1 and not strategy.is_prepared(self.training_runner.model):
             raise UnpreparedModelError(
@@ -211,7 +216,7 @@ class Trainer:
         self.baseline = get_active_strategy().reduce_metrics({"baseline": sums})["baseline"]
 
     def _validate(self, val_loader: Any, epoch: int, epochs: int) -> dict[str, Any]:
-        is_due = (epoch + 1) % self.options.validate_every == 0 or epoch == epochs - 1
+        is_due = (epoch + 1) % self.options.validate_every == 0 or epoch == epochs - 1 or self._steps_left() == 0
         if self.validation_runner is None or val_loader is None or not is_due:
             return {}
         return self.validation_runner.run_epoch(val_loader, epoch, self.training_runner.global_step)
@@ -229,29 +234,30 @@ class Trainer:
         decided: str | None = get_active_strategy().broadcast_object(reason)
         return is_best, decided
 
+    def _fire(self, point: str, context: RunContext, when: str) -> None:
+        """Run the handlers of a point; what rank 0 does in them may last longer than the group's timeout."""
+        with main_work(get_active_strategy(), f"hooks {when}", self.options.main_work_timeout_minutes):
+            self.hooks.fire(point, context)
+
     def _save(self, context: RunContext) -> None:
-        if self.checkpoints is None:
-            return
-        strategy = get_active_strategy()
-        with main_work(strategy, f"saving epoch {context.epoch}", self.options.main_work_timeout_minutes):
-            if strategy.is_main:
-                facts = {
-                    "epoch": self.epoch,
-                    "seed": self.seed,
-                    "stop_reason": self.stop_reason,
-                    "metrics": self.metrics,
-                    "baseline": self.baseline,
-                    "config": self.options.config_text,
-                    "launch": self._launch,
-                }
-                self.checkpoints.save(
-                    collect_state(self.training_runner, self._all_hooks(), self.standing, facts),
-                    epoch=context.epoch,
-                    metrics=flatten(self.metrics),
-                    is_best=context.is_best,
-                    finished=self.stop_reason is not None,
-                    world_size=strategy.world_size,
-                )
+        if self.checkpoints is not None:
+            with main_work(
+                get_active_strategy(), f"saving epoch {context.epoch}", self.options.main_work_timeout_minutes
+            ):
+                self._write_checkpoint(self.checkpoints, context)
+
+    @main_process_only  # so that a collective in a hook's state_dict is refused by name
+    def _write_checkpoint(self, checkpoints: CheckpointStore, context: RunContext) -> None:
+        facts = {name: getattr(self, name) for name in ("epoch", "seed", "stop_reason", "metrics", "baseline")}
+        facts |= {"config": self.options.config_text, "launch": self._launch}
+        checkpoints.save(
+            collect_state(self.training_runner, self._all_hooks(), self.standing, facts),
+            epoch=context.epoch,
+            metrics=flatten(self.metrics),
+            is_best=context.is_best,
+            finished=self.stop_reason is not None,
+            world_size=get_active_strategy().world_size,
+        )
 
     def _context(self, epochs: int, epoch: int | None = None) -> RunContext:
         training = self.metrics.get("training", {})
@@ -284,15 +290,8 @@ class Trainer:
         return {type(owner).__name__: owner.hooks for owner in owners if owner is not None}
 
     def _result(self) -> TrainingResult:
-        return TrainingResult(
-            self.epoch,
-            self.training_runner.global_step,
-            self.metrics,
-            self.baseline,
-            self.standing.best_value,
-            self.standing.best_epoch,
-            self.stop_reason,
-        )
+        step, best = self.training_runner.global_step, (self.standing.best_value, self.standing.best_epoch)
+        return TrainingResult(self.epoch, step, self.metrics, self.baseline, *best, self.stop_reason)
 
     def _say(self, message: str) -> None:
         if get_active_strategy().is_main:
