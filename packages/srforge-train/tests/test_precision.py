@@ -75,7 +75,9 @@ def test_deterministic_is_asked_of_torch():
 def test_fp16_goes_on_after_an_overflow():
     runner = make_runner(make_model(dtype=torch.float32), options=RunnerOptions(precision="fp16"))
     runner.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    data = Lines(64, torch.float32)
-    runner.run_epoch(loader_of(data), 0)
+    data = Lines(160, torch.float32)
+    norm = runner.run_epoch(loader_of(data), 0)["grad_norm"]
+    assert torch.isfinite(norm.total)
+    assert 0 < float(norm.count) < 40
     assert runner.precision.scaler.get_scale() < 2.0**40
     assert all(torch.isfinite(p).all() for p in runner.model.parameters())

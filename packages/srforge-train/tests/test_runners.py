@@ -190,6 +190,9 @@ def test_skipped_steps_are_counted_and_leave_finite_weights():
     runner = make_runner(options=RunnerOptions(non_finite="skip"))
     tree = runner.run_epoch(loader_of(data), 0)
     assert float(tree["skipped_steps"].total) == 1.0
+    norm = tree["grad_norm"]
+    assert torch.isfinite(norm.total)
+    assert float(norm.count) == 3.0, "the norm is the mean over the steps that were taken"
     assert all(torch.isfinite(p).all() for p in runner.model.parameters())
 
 

@@ -40,6 +40,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     return norm
 
 
+def finite_part(norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a norm as ``(sum, count)``, nothing where it is not finite: the mean over the steps that were taken."""
+    is_finite = torch.isfinite(norm)
+    return torch.where(is_finite, norm, 0.0), is_finite.to(torch.int64)
+
+
 class FiniteGuard:
     """Watches the gradient norm of every optimizer step by the chosen policy, without making the host wait.
 

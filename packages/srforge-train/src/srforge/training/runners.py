@@ -17,7 +17,7 @@ from srforge.training.accumulator import MetricAccumulator
 from srforge.training.batches import micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
-from srforge.training.gradients import FiniteGuard, clip_gradients
+from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
 from srforge.training.objective import Metrics, Objective, refuse_dead_terms
 from srforge.training.options import RunnerOptions
@@ -106,6 +106,7 @@ class TrainingRunner:
         """
         strategy, scaler = get_active_strategy(), self.precision.scaler
         accumulated, num_samples = MetricAccumulator(self.device), 0
+        skips = scaler.is_enabled() or self.guard.policy == "skip"
         self.model.train()
         self.hooks.fire("on_epoch_start", EpochContext("training", epoch, self.global_step, self.model))
         with strategy.explained_errors(self.model), Progress.of_loader("training", epoch, loader) as progress:
@@ -135,7 +136,7 @@ class TrainingRunner:
                     scaler.update()
                     self.optimizer.zero_grad(set_to_none=True)
                     self._after_optimizer_step(strategy)
-                    accumulated.update({"grad_norm": step.grad_norm}, 1)
+                    accumulated.update({"grad_norm": finite_part(step.grad_norm) if skips else step.grad_norm}, 1)
                 self.hooks.fire("on_post_step", step)
 
                 metrics = self.metrics(step.prediction, step.batch, epoch).values() if self.metrics else {}
