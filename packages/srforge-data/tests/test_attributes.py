@@ -1,4 +1,5 @@
 import random
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def test_generators_are_found_wherever_a_data_set_holds_them():
         "dataset.dataset.datasets[1].held.rng",
         "dataset.dataset.datasets[2].held[1]{...}",
     ]
+
+
+def test_a_mapping_that_may_be_a_file_is_not_read():
+    class Closed(UserDict):
+        def __iter__(self):
+            raise ValueError("invalid location identifier")
+
+    assert find_generators(Holder(Closed()), "dataset") == []
 
 
 def test_a_data_set_without_generators_gives_none_and_cycles_end():

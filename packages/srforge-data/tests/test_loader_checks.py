@@ -101,6 +101,14 @@ def test_settings_are_the_plain_values_of_all_data_sets_without_set_epoch():
     assert settings_of(both) == {"dataset.scale": 4, "dataset.datasets[0].patch": 24}
 
 
+def test_setting_that_is_not_a_number_has_not_changed():
+    dataset = Images()
+    dataset.no_data = float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_changed_settings(settings_of(dataset), settings_of(dataset))
+
+
 def test_setting_that_changed_after_the_workers_started_is_named():
     dataset = Images()
     before = settings_of(dataset)

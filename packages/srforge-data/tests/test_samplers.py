@@ -1,11 +1,18 @@
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from srforge.data.samplers import EpochKeys, choose_sampler, is_sharded
 from srforge.distributed.batch_sharding import ShardedBatchSampler
 from srforge.distributed.errors import ConfigurationError
-from srforge.distributed.sharding import ShardedSampler
+from srforge.distributed.sharding import ShardedSampler, plan_of
 from srforge.distributed.testing import FakeStrategy
 
 
@@ -97,6 +104,12 @@ def test_our_own_samplers_pass_as_they_are():
     assert choose(0, 2, sampler=own)["sampler"] is own
     batches = ShardedBatchSampler([[0], [1]], training=False, seed=3, rank=0, world_size=1)
     assert choose(batch_sampler=batches)["batch_sampler"] is batches
+
+
+def test_batch_sampler_around_our_sampler_keeps_its_plan():
+    own = ShardedSampler(10, batch_size=4, shuffle=True, training=True, seed=3, rank=0, world_size=2)
+    batches = BatchSampler(own, 4, drop_last=False)
+    assert plan_of(DataLoader(range(10), **choose(0, 2, batch_sampler=batches))) is own.plan
 
 
 def test_own_order_is_for_training_unless_evaluation_is_said():

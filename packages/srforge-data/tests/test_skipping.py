@@ -105,6 +105,12 @@ def test_wrappers_subsets_and_concatenations_are_searched(numbers):
     list(DataLoader(dataset, batch_size=5))
     assert take_skipped(DataLoader(dataset)) == [1, 2]
     assert take_skipped(DataLoader(numbers(3))) == []
+    first[1]
+    first.dataset.datasets = None  # an attribute of the user's own
+    assert take_skipped(Subset(first, [0])) == [1]
+    own = numbers(3)
+    own.dataset, own.datasets = own, None
+    assert take_skipped(own) == []
 
 
 def test_fleet_count_is_the_sum_over_ranks(numbers):

@@ -18,6 +18,7 @@ from srforge.distributed import (
 )
 from srforge.distributed.devices import Host
 from srforge.distributed.environment_variables import SCHEDULER_TASK_COUNTS
+from srforge.distributed.testing import FakeStrategy
 
 CPU_HOST, GPU_HOST = Host(0, has_nccl=True), Host(4, has_nccl=True)
 RANK_1_OF_2 = Topology(1, 1, 2, 2, "localhost", 29500)
@@ -93,12 +94,19 @@ def test_second_call_prepares_another_model_under_the_same_strategy():
 
 def test_second_call_with_another_device_or_other_options_is_refused():
     setup_device(nn.Linear(2, 2), "cpu")
-    with pytest.raises(
-        ConfigurationError, match=r"`device` must be that of the first setup_device call \(cpu\), but is cuda"
-    ):
+    with pytest.raises(ConfigurationError, match=r"`device` must be that of the active strategy \(cpu\), but is cuda"):
         setup_device(nn.Linear(2, 2), "cuda")
     with pytest.raises(ConfigurationError, match=r"`options` must be those of the first .*, but `strategy` differs"):
         setup_device(nn.Linear(2, 2), "cpu", options={"strategy": "single"})
+
+
+def test_another_kind_of_device_than_that_of_a_strategy_chosen_otherwise_is_refused():
+    set_active_strategy(FakeStrategy(1, 4))
+    with pytest.raises(
+        ConfigurationError, match=r"`device` must be that of the active strategy \(cpu\), but is cuda:0"
+    ):
+        setup_device(nn.Linear(2, 2), "cuda:0")
+    assert setup_device(nn.Linear(2, 2), "auto")[1] == torch.device("cpu")
 
 
 def test_refused_strategy_is_not_kept():

@@ -89,6 +89,16 @@ def test_a_data_set_that_splits_over_workers_itself_is_split_over_ranks_alone():
     assert sorted(element[0] for element in elements) == list(range(23))
 
 
+def test_a_data_set_that_splits_over_workers_itself_is_refused_unless_its_user_decided():
+    make = lambda: SplittingWorkers(23)  # noqa: E731 - as in the other tests
+    with pytest.raises(
+        ConfigurationError, match=r"`by_worker` must be False .*SplittingWorkers asks for the number of"
+    ):
+        shards(2, make, 2)
+    assert sum(map(len, shards(1, make, 1))) == 23  # one worker loses nothing
+    assert sum(map(len, shards(1, make, 2, by_worker=True))) < 23
+
+
 def test_without_workers_the_training_process_keeps_its_generators():
     with preserved_rng():
         torch.manual_seed(5)

@@ -171,6 +171,19 @@ def test_non_finite_totals_are_named_by_rank(reduction, bad, rank):
         assert values["a"]["loss"] == pytest.approx(expected, nan_ok=True)
 
 
+def test_an_extreme_of_nothing_is_not_reported_as_infinite():
+    def trees(*starts):
+        return [
+            {"low": MetricSum(low, count, "min"), "high": MetricSum(high, count, "max")} for low, high, count in starts
+        ]
+
+    ((values, report), _), _ = reduce_together(trees((2.0, 3.0, 1), (math.inf, -math.inf, 0)))
+    assert values == {"low": 2.0, "high": 3.0}
+    assert report.non_finite == {}
+    ((_, report), _), _ = reduce_together(trees((2.0, 3.0, 1), (math.inf, -math.inf, 1)))
+    assert report.non_finite == {"low": (1,), "high": (1,)}
+
+
 def test_opposite_infinities_give_nan_and_overflow_gives_infinity():
     assert math.isnan(values_of([{"x": MetricSum(math.inf, 1)}, {"x": MetricSum(-math.inf, 1)}])["x"])
     assert values_of([{"x": MetricSum(1.7e308, 1, "sum")}, {"x": MetricSum(1.7e308, 1, "sum")}])["x"] == math.inf

@@ -29,6 +29,11 @@ def test_without_a_launcher_setup_is_alone_and_idempotent():
     assert get_active_strategy() is not strategy
 
 
+def test_setup_keeps_a_strategy_that_was_set():
+    set_active_strategy(FakeStrategy(1, 4))
+    assert scaffold.setup_ddp() == (1, 4, 1)
+
+
 def test_wrong_launch_environment_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LaunchEnvironmentError, match="RANK must be in"):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+from srforge.distributed.batch_sharding import ShardedBatchSampler
 from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError
 from srforge.distributed.shard_plan import ShardPlan
 from srforge.distributed.sharding import SampleKey, ShardedSampler, plan_of
@@ -295,6 +296,15 @@ def test_plan_of_finds_the_plan_behind_any_loader():
     assert plan_of(None) is None
     assert plan_of([1, 2]) is None
     assert isinstance(training.plan, ShardPlan)
+
+
+def test_plan_of_refuses_batches_out_of_order():
+    plan = fleet(2, 10)[0]
+    own = ShardedBatchSampler([[0], [1, 2]], training=True, seed=3, rank=0, world_size=1)
+    for order in ({"sampler": plan, "batch_size": 2}, {"batch_sampler": own}):
+        assert plan_of(DataLoader(range(10), num_workers=1, in_order=False, **order)) is not None  # has one order
+        with pytest.raises(ConfigurationError, match="`in_order` must be True in training, but is False"):
+            plan_of(DataLoader(range(10), num_workers=2, in_order=False, **order))
 
 
 def test_plan_of_refuses_a_loader_that_cuts_otherwise():

@@ -67,7 +67,7 @@ def find_generators(root: Any, name: str) -> list[tuple[str, Any]]:
         visited[id(obj)] = obj
         if isinstance(obj, kinds):
             found.append((path, obj))
-        elif isinstance(obj, Mapping | list | tuple | AbstractSet):
+        elif isinstance(obj, dict | list | tuple | set | frozenset):  # others may read files, or be closed ones
             waiting.extend((path + suffix, child) for suffix, child in _elements(obj, _MAX_ELEMENTS))
         waiting.extend((f"{path}.{key}", child) for key, child in _attributes(obj).items())
     return sorted(found, key=lambda pair: pair[0])

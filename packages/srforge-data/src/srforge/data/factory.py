@@ -87,7 +87,7 @@ class DataLoaderFactory:
         options = dict(self.options)
         plan = {name: options.pop(name) for name in _PLAN_OPTIONS if name in options}
         given = {name: options.pop(name) for name in _SAMPLER_OPTIONS if name in options}
-        by_worker = options.pop("by_worker", True)
+        by_worker = options.pop("by_worker", None)
         warn_stored_generators(self.dataset)
         device = strategy.device if self.device is None else torch.device(self.device)
         arguments = worker_policy(

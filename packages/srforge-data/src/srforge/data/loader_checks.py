@@ -110,7 +110,12 @@ def warn_changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
         before: Settings that the living workers got.
         now: Settings of the data set in this process.
     """
-    changed = [path for path, value in now.items() if path not in before or before[path] != value]
+    # identity first: NaN is unlike itself
+    changed = [
+        path
+        for path, value in now.items()
+        if path not in before or not (before[path] is value or before[path] == value)
+    ]
     if changed:
         warnings.warn(
             f"{', '.join(changed)} must be set before workers start, but was changed afterwards: living workers do not "

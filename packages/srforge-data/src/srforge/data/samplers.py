@@ -127,8 +127,9 @@ def _pass_through(
             f"`{'`, `'.join(options)}` must be left to a `{name}` that is sharded already. Leave it out, or give the "
             "order of the whole fleet."
         )
-    if not isinstance(sampler, ShardedSampler | ShardedBatchSampler):
-        sampler = EpochKeys(sampler)
+    attaches_epoch = (ShardedSampler, ShardedBatchSampler)
+    if not (isinstance(sampler, attaches_epoch) or isinstance(getattr(sampler, "sampler", None), attaches_epoch)):
+        sampler = EpochKeys(sampler)  # around one of ours it would hide the plan
     if name == "batch_sampler":
         return {name: sampler}
     return {name: sampler, "batch_size": batch_size, "drop_last": drop_last}

@@ -137,7 +137,7 @@ def announce_epoch(dataset: Any, epoch: int) -> None:
 def inner_datasets(dataset: Any) -> list[tuple[str, Any]]:
     """Return the data sets that a subset (``dataset``) or a concatenation (``datasets``) holds, each under its path."""
     one, several = getattr(dataset, "dataset", None), getattr(dataset, "datasets", ())
-    found = [] if one is None else [(".dataset", one)]
+    found = [] if one is None or one is dataset else [(".dataset", one)]
     if isinstance(several, list | tuple):
         found += [(f".datasets[{position}]", inner) for position, inner in enumerate(several)]
     return found

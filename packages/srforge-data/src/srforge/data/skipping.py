@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from srforge.data.image_formats import ImageReadError
+from srforge.data.seeded import inner_datasets
 from srforge.distributed.errors import ConfigurationError
 
 MAX_UNREADABLE_IN_A_ROW = 100
@@ -93,5 +94,4 @@ def take_skipped(source: Any) -> list[int]:
     """
     if isinstance(source, SkipUnreadable):
         return source.take_skipped()
-    inner = [getattr(source, "dataset", None), *getattr(source, "datasets", ())]  # wrappers, then concatenations
-    return [index for dataset in inner if dataset is not None for index in take_skipped(dataset)]
+    return [index for _, dataset in inner_datasets(source) for index in take_skipped(dataset)]

@@ -35,6 +35,11 @@ def get_active_strategy() -> TrainingStrategy:
     return _active
 
 
+def is_strategy_chosen() -> bool:
+    """Return whether ``setup_device`` or ``set_active_strategy`` has chosen the strategy of this process."""
+    return _active is not _ALONE
+
+
 def set_active_strategy(strategy: TrainingStrategy | None) -> None:
     """Make ``strategy`` the active one, None for none; meant for tests and for own launchers."""
     global _active, _request  # noqa: PLW0603 - one strategy per process is the meaning of this module
@@ -147,10 +152,15 @@ def _topology_and_backend(backend: str) -> tuple[Topology, str]:
 
 
 def _refuse_other_request(request: list[torch.device | None], options: DistributedOptions | None) -> None:
-    if _request is not None and _request != tuple(request) and request != [_active.device]:
+    if _request is None:  # the strategy was chosen otherwise: by set_active_strategy, by scaffold.setup_ddp
+        differs = any(entry is not None and entry.type != _active.device.type for entry in request)
+    else:
+        differs = _request != tuple(request) and request != [_active.device]
+    if differs:
         raise ConfigurationError(
-            f"`device` must be that of the first setup_device call ({_active.device}), but is "
-            f"{', '.join(str(entry) for entry in request)}. One process trains under one strategy."
+            f"`device` must be that of the active strategy ({_active.device}), but is "
+            f"{', '.join('auto' if entry is None else str(entry) for entry in request)}. One process trains under one "
+            "strategy: give every setup_device call the same device."
         )
     if options is not None and options != _active.options:
         raise ConfigurationError(

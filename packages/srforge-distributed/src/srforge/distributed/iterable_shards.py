@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from srforge.distributed.errors import CollectiveError, ConfigurationError
 from srforge.distributed.seeding import capture_rng, mix, preserved_rng, seed_generators
@@ -52,7 +53,8 @@ class ShardedIterable(IterableDataset[Any]):
     Args:
         dataset: The iterable data set.
         seed: The run's seed, the same on every rank.
-        by_worker: Split over a rank's workers too; False where the data set does that itself.
+        by_worker: Split over a rank's workers too; False where the data set does that itself. None: split, and refuse a
+            data set that asks torch for the number of workers, since split twice most of it would be lost.
         rank: This process's rank; None: that of the process group, or of the launcher's environment.
         world_size: Number of ranks; None as for ``rank``.
 
@@ -65,7 +67,7 @@ class ShardedIterable(IterableDataset[Any]):
         dataset: Iterable[Any],
         *,
         seed: int,
-        by_worker: bool = True,
+        by_worker: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -95,8 +97,11 @@ class ShardedIterable(IterableDataset[Any]):
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        number, num_workers = (worker.id, worker.num_workers) if worker is not None and self.by_worker else (0, 1)
+        worker: Any = get_worker_info()
+        if isinstance(worker, _WatchedWorkerInfo):  # a living worker's next epoch
+            worker = worker.watched
+        splits = worker is not None and self.by_worker is not False
+        number, num_workers = (worker.id, worker.num_workers) if splits else (0, 1)
         shard, num_shards = number * self.world_size + self.rank, num_workers * self.world_size
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
@@ -108,10 +113,34 @@ class ShardedIterable(IterableDataset[Any]):
             set_shard(shard, num_shards)
             seed = mix(seed, shard)
             shard, num_shards = 0, 1
+        elif num_workers > 1 and self.by_worker is None:
+            torch_worker._worker_info = _WatchedWorkerInfo(worker, type(self.dataset).__name__)  # type: ignore[assignment] # noqa: SLF001 - what get_worker_info returns
         if worker is not None:  # a worker's generators serve nothing but its data set
             seed_generators(seed)
             return islice(elements, shard, None, num_shards)
         return _draw_apart(lambda: islice(elements, shard, None, num_shards), seed)
+
+
+class _WatchedWorkerInfo:
+    """Torch's facts about this worker, for a data set that must not split itself over workers.
+
+    Args:
+        watched: The facts.
+        dataset_name: Type of the data set, for the message.
+    """
+
+    def __init__(self, watched: Any, dataset_name: str) -> None:
+        self.watched = watched
+        self._dataset_name = dataset_name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "num_workers":
+            raise ConfigurationError(
+                f"`by_worker` must be False for a data set that splits itself over workers, but is not set, and "
+                f"{self._dataset_name} asks for the number of workers: split twice, most elements would be lost. Give "
+                "by_worker=False, or by_worker=True if it asks for another reason."
+            )
+        return getattr(self.watched, name)
 
 
 def stop_together(batches: Iterable[_Batch], strategy: _Gathering) -> Iterator[_Batch]:

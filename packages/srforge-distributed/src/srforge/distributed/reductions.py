@@ -108,7 +108,12 @@ def reduction_steps(
         totals, counts = zip(*(rank[position] for rank in gathered), strict=True)
         _refuse_bad_counts(path, totals, counts, reductions[path])
         values[path] = _reduce(reductions[path], totals, counts)
-        bad = tuple(rank for rank, total in enumerate(totals) if not math.isfinite(total))
+        # A rank that counted nothing has no extreme: infinity is what its minimum starts from.
+        starts = {"min": math.inf, "max": -math.inf}
+        voids = {
+            rank for rank, count in enumerate(counts) if count == 0 and totals[rank] == starts.get(reductions[path])
+        }
+        bad = tuple(rank for rank, total in enumerate(totals) if not math.isfinite(total) and rank not in voids)
         if bad:
             non_finite[spell(path)] = bad
     return rebuild(tree, list(reductions), values), ReductionReport(missing, non_finite)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from srforge.distributed.active import get_active_strategy, resolve_strategy, set_active_strategy
+from srforge.distributed.active import get_active_strategy, is_strategy_chosen, resolve_strategy, set_active_strategy
 from srforge.distributed.errors import ConfigurationError, EmptyReductionError
 from srforge.distributed.options import DistributedOptions
 
@@ -37,7 +37,7 @@ def setup_ddp() -> tuple[int, int, int]:
     Collective: every rank must call.
     """
     strategy = get_active_strategy()
-    if not strategy.reason:  # nobody has chosen one yet
+    if not is_strategy_chosen():
         strategy = resolve_strategy("auto", DistributedOptions())
         strategy.setup()
         set_active_strategy(strategy)

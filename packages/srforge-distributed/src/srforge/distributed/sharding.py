@@ -165,13 +165,20 @@ def plan_of(loader: Any) -> Any:
         The plan, or None where the loader has none (evaluation, iterable data sets, foreign samplers).
 
     Raises:
-        ConfigurationError: The loader cuts the samples differently than its plan, so loss scales would be wrong.
+        ConfigurationError: The loader cuts the samples differently than its plan, or gives batches out of order, so loss
+            scales would be wrong.
     """
     cutter = getattr(loader, "batch_sampler", None)
-    plan = getattr(cutter, "plan", None)
-    if plan is not None:
-        return plan
-    plan = getattr(getattr(cutter, "sampler", getattr(loader, "sampler", None)), "plan", None)
+    own = plan = getattr(cutter, "plan", None)
+    if own is None:
+        plan = getattr(getattr(cutter, "sampler", getattr(loader, "sampler", None)), "plan", None)
+    if plan is not None and getattr(loader, "num_workers", 0) > 1 and not getattr(loader, "in_order", True):
+        raise ConfigurationError(
+            "`in_order` must be True in training, but is False: batches would come out of step with the plan, which "
+            "says how many real samples each holds. Leave it out."
+        )
+    if own is not None:
+        return own
     if isinstance(plan, ShardPlan):
         cutter = loader if cutter is None else cutter
         batch_size = getattr(cutter, "batch_size", plan.batch_size)
