@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import kill_session
+from harness import kill_session, rank_environment
 
 PROGRAM = Path(__file__).with_name("entrypoint_program.py")
 
 
-def start(how, folder, log):
+def start(how, folder, log, *, wait=True):
     """Start two ranks under torchrun, and return it and their process ids once both are past their first barrier."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(PROGRAM)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -24,10 +25,10 @@ def start(how, folder, log):
             [*command, how, str(folder)], env=environment, stdout=file, stderr=file, start_new_session=True
         )
     deadline = time.monotonic() + 90
-    while len(pids := [text for path in folder.glob("pid-*") if (text := path.read_text())]) < 2:
+    while wait and len(pids := [text for path in folder.glob("pid-*") if (text := path.read_text())]) < 2:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
-    return launcher, [int(pid) for pid in pids]
+    return launcher, [int(pid) for pid in pids] if wait else []
 
 
 def is_alive(pid):
@@ -90,3 +91,33 @@ def test_killing_a_torchrun_by_the_harness_takes_its_ranks_along(tmp_path):
     launcher, pids = start("loop", tmp_path, tmp_path / "log")
     kill_session(launcher)
     assert seconds_until_gone(pids, 5) < 1
+
+
+def test_two_standalone_jobs_at_once_do_not_meet(tmp_path):
+    """Each finds a port of its own, and its ranks find each other and nobody else."""
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    launchers = [start("end", folder, folder / "log", wait=False)[0] for folder in folders]
+    try:
+        assert [launcher.wait(100) for launcher in launchers] == [0, 0]
+    finally:
+        for launcher in launchers:
+            kill_session(launcher)
+    for folder in folders:
+        assert sorted(path.name for path in folder.glob("finished-*")) == ["finished-0", "finished-1"]
+
+
+def test_taken_port_is_named_with_the_cure():
+    """Two jobs on torch's usual port: the second one says what to do, at once."""
+    program = "import torch; from srforge.distributed import setup_device; setup_device(torch.nn.Linear(1, 1), 'cpu')"
+    with socket.socket() as other_job:
+        other_job.bind(("127.0.0.1", 0))
+        other_job.listen()
+        environment = rank_environment(0, 2, other_job.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ended.returncode == 1
+    cure = "Launch with torchrun --standalone, which finds one, or choose another MASTER_PORT."
+    assert ended.stderr.splitlines()[-1].endswith(cure)

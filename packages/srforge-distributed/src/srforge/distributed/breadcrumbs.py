@@ -1,4 +1,4 @@
-"""Where each rank is: noted for nothing in the loop, sent to the store once a second by a thread, read when all is over.
+"""Where each rank is: noted for nothing in the loop, sent to the store twice a second by a thread, read when all is over.
 
 After a timeout this tells in which phase and step every rank was last seen, and which one no longer answers.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from srforge.distributed.termination import run_bounded
 
-_PERIOD_SECONDS = 1.0
+_PERIOD_SECONDS = 0.5
 # Of a large fleet each rank reports less often: the store serves about so many reports a second.
 _REPORTS_PER_SECOND = 64
 

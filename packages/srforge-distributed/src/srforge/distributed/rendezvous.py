@@ -21,6 +21,8 @@ from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.networking import refuse_unusable_network
 from srforge.distributed.topology import Topology
 
+_PATIENCE_SECONDS = 3.0
+
 
 def open_process_group(
     topology: Topology,
@@ -91,7 +93,9 @@ def _open_store(topology: Topology, backend: str, timeout: timedelta) -> Any:
     )
     if has_agent_store():
         # One store over all restarts: without this a key of an earlier attempt would be taken for one of this.
-        attempt = name_attempt(store, topology.rank, topology.world_size, timeout.total_seconds())
+        # Rank 0 knows who is missing: the others give it time to say so first.
+        patience = timeout.total_seconds() + (_PATIENCE_SECONDS if topology.rank > 0 else 0.0)
+        attempt = name_attempt(store, topology.rank, topology.world_size, patience)
         return dist.PrefixStore(f"srforge/attempt-{attempt}", store)  # type: ignore[attr-defined]  # as above
     return store
 
