@@ -1,6 +1,8 @@
-"""What a checkpoint costs: time to save (down to the disk), to verify and to load, at 1 to 100 million parameters.
+"""What a checkpoint costs: time to save (down to the disk) and its share of an epoch, to verify, and to resume.
 
-Run: python benchmarks/checkpoint.py [--folder FOLDER] [--millions 1 3 10 30 100] [--repeat 3]
+Run: python benchmarks/checkpoint.py [--folder FOLDER] [--millions 1 3 10 30 100] [--repeat 3] [--epoch-minutes 10]
+
+To resume is what rank 0 does at a launch: clear litter, find the newest whole file, read it.
 
 The state is that of training with Adam: weights and two moments, float32, 12 bytes a parameter, in tensors of about
 590,000 numbers, as a convolution of 256 to 256 channels has.
@@ -15,6 +17,7 @@ from pathlib import Path
 import torch
 
 from srforge.training.checkpoint_store import CheckpointStore
+from srforge.training.resuming import read_checkpoint
 
 _NUMEL = 256 * 256 * 9
 
@@ -50,6 +53,7 @@ def measure(folder, millions, repeat):
         "load": timed(lambda _: store.load(store.records()[-1]), repeat),
         "torch.load": timed(lambda _: torch.load(plain, weights_only=True), repeat),
     }
+    row["resume"] = timed(lambda _: read_checkpoint(store, "auto"), repeat)
     return store.records()[-1].size, row
 
 
@@ -58,14 +62,19 @@ def main():
     parser.add_argument("--folder", help="a folder on the disk to measure; by default the temporary one")
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 3, 10, 30, 100])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--epoch-minutes", type=float, default=10.0)
     options = parser.parse_args()
-    print("| parameters | file | save | torch.save, no fsync, no digest | verify | load, verified | torch.load |")
-    print("|---|---|---|---|---|---|---|")
+    share_of = f"share of an epoch of {options.epoch_minutes:g} min"
+    print(
+        f"| parameters | file | {share_of} | save | torch.save, no fsync, no digest | verify | load | torch.load | resume |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for millions in options.millions:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             size, row = measure(folder, millions, options.repeat)
         cells = " | ".join(f"{seconds:.3f} s" for seconds in row.values())
-        print(f"| {millions:g} M | {size / 1e6:.0f} MB | {cells} |", flush=True)
+        share = 100 * row["save"] / (60 * options.epoch_minutes)
+        print(f"| {millions:g} M | {size / 1e6:.0f} MB | {share:.3f} % | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The kill matrix: training that is killed again and again must end on the bits of training that was not.
 
     python tests-integration/kill_matrix.py                      # a few minutes: every phase, 1 and 2 ranks
-    python tests-integration/kill_matrix.py --worlds 1 2 4 --rounds 3 --launch interpreters
+    python tests-integration/kill_matrix.py --worlds 1 2 4 --kills 28 --launch interpreters
 
 A kill is SIGKILL to one rank or to all, at a phase of the run and then after a delay drawn from the seed that is printed
 first. Launches of one folder follow each other until all kills of its lineage are spent and one comes to the end; weights,
@@ -26,6 +26,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from harness import free_port
 from kill_points import OF_A_LAUNCH, OF_RANK_0, PHASES
@@ -340,7 +342,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--rounds", type=int, default=1, help="how often each phase is killed in each row")
+    parser.add_argument(
+        "--kills", type=int, default=len(PHASES), help="kills of each row, dealt from all phases in turn"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--launch", choices=("fork", "interpreters"), default="fork")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -355,7 +359,8 @@ def main() -> None:
     cases += [Case(world_size=world, workers=0, gan=True) for world in options.worlds if world < 4]
     print("seed", options.seed, flush=True)
     dice = random.Random(options.seed)
-    phases = [[phase for _ in range(options.rounds) for phase in dice.sample(PHASES, len(PHASES))] for _ in cases]
+    deck = [phase for _ in range(options.kills * len(cases)) for phase in dice.sample(PHASES, len(PHASES))]
+    phases = [deck[row * options.kills : (row + 1) * options.kills] for row in range(len(cases))]
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         forks = options.launch == "fork"
@@ -364,7 +369,11 @@ def main() -> None:
     verdict = f"{len(kills)} kills, seed {options.seed}, {seconds:.0f} s: every run ended on the same bits.\n"
     print(verdict)
     if options.table is not None:
-        options.table.write_text(f"{verdict}\n{table_of(kills)}")
+        command = " ".join(["python tests-integration/kill_matrix.py", *sys.argv[1:]])
+        title = (
+            f"# The last run of the kill matrix\n\n`{command}`, torch {torch.__version__}, {os.cpu_count()} CPU cores"
+        )
+        options.table.write_text(f"{title}\n\n{verdict}\n{table_of(kills)}")
 
 
 if __name__ == "__main__":

@@ -106,6 +106,11 @@ def warm_start_on_every_rank(folder: str) -> tuple[bool, str]:
     return is_same, ""
 
 
+def save_where_nothing_can_be_saved(folder: str) -> None:
+    """Rank 0 alone meets the error of the disk."""
+    continue_run(f"{folder}/file/checkpoints", 1, 8, 8)
+
+
 def leave_after_work() -> str:
     """Rank 0 hosts the store, and ends right after its work; the others must hear that it was done."""
     start()

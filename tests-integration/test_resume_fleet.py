@@ -3,8 +3,14 @@
 import pytest
 import torch
 
+from harness import RankError
 from kill_training import Network
-from resume_cases import continue_run, leave_after_work, warm_start_on_every_rank
+from resume_cases import (
+    continue_run,
+    leave_after_work,
+    save_where_nothing_can_be_saved,
+    warm_start_on_every_rank,
+)
 
 NUM_SAMPLES, GLOBAL_BATCH = 29, 8
 
@@ -43,3 +49,10 @@ def test_rank_0_reads_the_weights_of_a_warm_start_for_all(fleet, tmp_path):
 
 def test_rank_0_may_end_as_soon_as_its_work_is_done(fleet):
     assert fleet(leave_after_work, 3) == ["left", "heard", "heard"]
+
+
+def test_a_save_that_fails_on_rank_0_ends_every_rank(fleet, tmp_path):
+    (tmp_path / "file").write_text("in the way of the folder")
+    with pytest.raises(RankError, match=r"CheckpointError: .*epoch-00000.pt could not be written") as caught:
+        fleet(save_where_nothing_can_be_saved, 2, str(tmp_path))
+    assert "exit codes [1, 1]" in str(caught.value)

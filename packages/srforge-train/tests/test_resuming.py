@@ -15,6 +15,7 @@ from srforge.training import (
     RunnerOptions,
     Schedule,
     TrainerOptions,
+    checkpoint_files,
     hooks_into,
 )
 from srforge.training.resuming import explain_changes, launch_facts, warm_start_model
@@ -250,3 +251,66 @@ def test_a_warm_start_takes_weights_and_reports(tmp_path):
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in plain_state_dict(model).items())
     with pytest.raises(CheckpointError, match="cannot be read"):
         warm_start_model(model, tmp_path / "absent.pth")
+
+
+def test_whoever_lists_the_folder_during_a_save_meets_whole_files_only(tmp_path, monkeypatch):
+    """An uploader walks the folder at any time: what it can see it can open, read and find again."""
+    seen = []
+    write = checkpoint_files.DigestingSink.write
+
+    def looking(self, chunk):
+        written = write(self, chunk)
+        visible = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+        for path in visible:
+            if path.suffix == ".json":
+                CheckpointStore(tmp_path).load(path.with_suffix(".pt"))
+        seen.append({path.name for path in visible})
+        return written
+
+    monkeypatch.setattr(checkpoint_files.DigestingSink, "write", looking)
+    train(tmp_path, 2)
+    assert {"epoch-00000.pt", "epoch-00000.json"} in seen
+    assert not any("epoch-00001.pt" in names for names in seen), "it appears when it is whole"
+
+
+def test_a_save_that_the_disk_refuses_ends_the_run(tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("in the way of the folder")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        train(folder / "checkpoints", 2)
+
+
+def test_resuming_reads_no_sample_of_the_past(tmp_path):
+    class Counting(Lines):
+        reads = 0
+
+        def __getitem__(self, key):
+            type(self).reads += 1
+            return super().__getitem__(key)
+
+    train(tmp_path, 3)
+    trainer = trainer_of(tmp_path)
+    trainer.resume()
+    trainer.train(4, loader_of(Counting(22)))
+    assert Counting.reads == 22 + 4, "one epoch, and the batch of the rehearsal"
+
+
+def test_a_launch_that_dies_inside_an_epoch_replays_that_epoch_once(tmp_path):
+    """The rule: whole epochs only. What the cut epoch had begun leaves no trace in history or weights."""
+
+    class Dying(Hook):
+        @hooks_into("on_pre_step")
+        def die(self, context):
+            if (context.epoch, context.index) == (1, 2):
+                raise KeyboardInterrupt
+
+    whole, killed = History(), History()
+    train(tmp_path / "whole", 3, history=whole)
+    trainer = trainer_of(tmp_path / "killed", killed)
+    trainer.training_runner.hooks.attach(Dying())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(3, loader_of(Lines(22)), loader_of(Lines(6), training=False))
+    train(tmp_path / "killed", 3, history=killed)
+    assert killed.epochs == whole.epochs == [0, 1, 2]
+    expected = final_weights(tmp_path / "whole")
+    assert all(torch.equal(value, expected[name]) for name, value in final_weights(tmp_path / "killed").items())
