@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader
 
 from building import BatchSizes, build
 from srforge.data import DataLoaderFactory
-from srforge.distributed import plan_of, refuse_fsdp, seed_epoch
+from srforge.distributed import get_active_strategy, plan_of, refuse_fsdp, seed_epoch
 from srforge.training import (
     ExponentialMovingAverage,
     RunnerOptions,
     Schedule,
     TrainerOptions,
-    TrainingRunner,
     ValidationRunner,
 )
+from srforge.training.protocols import Runner
 from validation import TiledValidationRunner
 
 _RUNNER_KEYS = ("precision", "channels_last", "compile", "deterministic", "max_norm", "non_finite")
@@ -84,19 +84,30 @@ def num_steps_of(train_loader: DataLoader[Any] | None, training: Mapping[str, An
 
 def make_runners(
     config: DictConfig, settings: Mapping[str, Any], model: nn.Module, train_loader: DataLoader[Any] | None
-) -> tuple[TrainingRunner, ValidationRunner]:
+) -> tuple[Runner, ValidationRunner]:
     """Return the loops of training and validation over a prepared model."""
     training = settings["training"]
     options = RunnerOptions(**{name: training[name] for name in _RUNNER_KEYS})
-    optimizer = build(config.optimizer)([p for p in model.parameters() if p.requires_grad])
-    schedule = make_schedule(config.scheduler, optimizer, num_steps_of(train_loader, training))
+    optimizers = make_optimizers(config, model)
+    num_steps = num_steps_of(train_loader, training)
+    schedules = {name: make_schedule(config.scheduler, optimizer, num_steps) for name, optimizer in optimizers.items()}
     ema = None if training["ema_decay"] is None else ExponentialMovingAverage(model, training["ema_decay"])
-    runner = TrainingRunner(model, optimizer, build(config.objective), schedule=schedule, ema=ema, options=options)
+    make_runner = build(config.runner)
+    runner = make_runner(model, optimizers, build(config.objective), schedules=schedules, ema=ema, options=options)
     upscale = build(config.data.baseline)
     baseline = None if upscale is None else lambda batch: upscale(batch["lr"])
     validator = TiledValidationRunner(model, build(config.metrics), ema=ema, baseline=baseline, options=options)
     validator.tile = training["validation_tile"]
     return runner, validator
+
+
+def make_optimizers(config: DictConfig, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    """Return an optimizer for each trainable part, ``model`` for a plain one; ``parts.NAME`` has values of its own."""
+    optimizers = {}
+    for name, part in get_active_strategy().trainable_parts(model).items():
+        own = config.parts.get(name) or {}
+        optimizers[name or "model"] = build(config.optimizer, **own)([p for p in part.parameters() if p.requires_grad])
+    return optimizers
 
 
 def make_schedule(node: DictConfig, optimizer: torch.optim.Optimizer, num_steps: int) -> Schedule:

@@ -119,6 +119,8 @@ class TrainConfig:
     objective: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
     metrics: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
     optimizer: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    parts: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  # values of `optimizer` by trainable part
+    runner: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     tracking: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
