@@ -215,7 +215,7 @@ def test_no_epochs_at_all_is_an_error(tmp_path):
 
 def test_the_end_names_its_reason(tmp_path, capsys):
     noisy_trainer(tmp_path, max_steps=8).train(9, *loaders())
-    assert "Training ends after 2 epochs: max_steps." in capsys.readouterr().err
+    assert "Training ends after 2 of 9 epochs: max_steps." in capsys.readouterr().err
 
 
 def test_a_collective_in_the_state_of_a_hook_is_refused(tmp_path, monkeypatch):

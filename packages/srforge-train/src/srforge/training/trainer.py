@@ -153,7 +153,8 @@ class Trainer:
         except KeyboardInterrupt:
             self._say(f"Stopped inside epoch {self.epoch}; the same command replays that epoch from its beginning.")
             raise
-        self._say(f"Training ends after {self.epoch} epochs: {self.stop_reason}.")
+        if self.stop_reason != "epochs":
+            self._say(f"Training ends after {self.epoch} of {epochs} epochs: {self.stop_reason}.")
         self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
         return self._result()
 
