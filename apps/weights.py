@@ -9,9 +9,7 @@ from typing import Any
 from torch import nn
 
 from srforge.distributed import get_active_strategy, main_process_only
-from srforge.training import CheckpointStore
-from srforge.training.resuming import warm_start_model
-from srforge.training.weights_export import export_weights
+from srforge.training import CheckpointStore, export_weights, warm_start_model
 
 
 def start_from_weights(model: nn.Module, run: Mapping[str, Any], checkpoints: CheckpointStore, origin: Path) -> None:

@@ -23,8 +23,8 @@ from srforge.training import (
     TrainingRunner,
     ValidationRunner,
     hooks_into,
+    warm_start_model,
 )
-from srforge.training.resuming import warm_start_model
 
 SEED = 7
 

@@ -16,12 +16,13 @@ from srforge.training import (
     Schedule,
     TrainerOptions,
     checkpoint_files,
+    export_weights,
     hooks_into,
+    warm_start_model,
 )
-from srforge.training.resuming import explain_changes, launch_facts, warm_start_model
+from srforge.training.resuming import explain_changes, launch_facts
 from srforge.training.run_state import collect_state, restore_state
 from srforge.training.stopping import Standing
-from srforge.training.weights_export import export_weights
 
 FACTS = {
     "world_size": 4,

@@ -25,6 +25,7 @@ from srforge.training.image_logger import ImageLogger
 from srforge.training.loss_logger import LossLogger, MetricsLogger
 from srforge.training.objective import LinearRamp, Metrics, Objective, Term, TermValues
 from srforge.training.options import RunnerOptions, TrainerOptions
+from srforge.training.resuming import warm_start_model
 from srforge.training.runners import TrainingRunner, ValidationRunner
 from srforge.training.schedules import Schedule, warmup_cosine
 from srforge.training.trainer import Trainer, TrainingResult, UnpreparedModelError
@@ -78,5 +79,6 @@ __all__ = [
     "export_weights",
     "hooks_into",
     "warm_start",
+    "warm_start_model",
     "warmup_cosine",
 ]
