@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from srforge.distributed import ConfigurationError, TrainingStrategy
+from srforge.distributed import ConfigurationError, TrainingStrategy, require_same
 
 # Sections and keys that say where and how a run is computed, kept and shown, but do not change its result.
 _WITHOUT_EFFECT = (
@@ -68,11 +68,13 @@ def open_run_folder(
         strategy: The active one.
 
     Raises:
-        ConfigurationError: The folder of this name belongs to another configuration, or cannot be written.
+        ConfigurationError: The ranks have different configurations, or the folder of this name belongs to another
+            configuration, or cannot be written.
 
     Collective: every rank must call.
     """
     run, identity = config["run"], identity_of(config, global_batch_size)
+    require_same("configuration", identity)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     folder = origin / run["root"] / (run["name"] or f"{run['preset']}-{digest}")
     failure, seed = "", run["seed"]

@@ -1,6 +1,7 @@
 """Distributed training as an environment: start-up, sharding, gradient sync, metrics, gates and seeding."""
 
 from srforge.distributed.active import get_active_strategy, resolve_strategy, set_active_strategy, setup_device
+from srforge.distributed.agreement import require_same
 from srforge.distributed.batch_sharding import ShardedBatchSampler
 from srforge.distributed.breadcrumbs import note_place
 from srforge.distributed.counter_random import permute, uniforms
@@ -74,6 +75,7 @@ __all__ = [
     "rank_entrypoint",
     "refuse_fsdp",
     "rehearse",
+    "require_same",
     "resolve_seed",
     "resolve_strategy",
     "seed_epoch",
