@@ -1,6 +1,7 @@
 """Files that must be refused: each error names the file and what is wrong with it, and nothing half read is returned."""
 
 import io
+import logging
 import os
 import pickle
 import struct
@@ -272,6 +273,26 @@ def test_what_tifffile_only_logs_is_an_error(tmp_path):
     assert count in buffer.getvalue()
     damaged = buffer.getvalue().replace(count, count[:2] + b"\x63\x00" + count[4:])  # a type that does not exist
     refused(tmp_path, "tag.tif", damaged, r"must be a TIFF without faults|strips or tiles")
+
+
+@pytest.mark.parametrize("silence", ["level", "disabled", "all"])
+def test_what_tifffile_logs_is_heard_where_the_application_silenced_it(tmp_path, silence, monkeypatch, caplog):
+    logger = logging.getLogger("tifffile")
+    if silence == "level":
+        monkeypatch.setattr(logger, "level", logging.CRITICAL)
+    elif silence == "disabled":  # as logging.config leaves the loggers that it does not know
+        monkeypatch.setattr(logger, "disabled", True)
+    else:
+        monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    logger._cache.clear()  # of levels; setLevel and logging.disable clear it
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, PIXELS[..., 0], metadata=None)
+    tag = struct.pack("<HHI", 282, 5, 1)  # the resolution
+    damaged = buffer.getvalue().replace(tag, tag[:2] + b"\x63\x00" + tag[4:])  # a type that does not exist
+    assert damaged != buffer.getvalue()
+    refused(tmp_path, "tag.tif", damaged, r"must be a TIFF without faults")
+    assert not caplog.records  # what was silenced stays silent
+    logger._cache.clear()
 
 
 def test_npy_must_be_one_whole_numeric_array(tmp_path):

@@ -42,6 +42,11 @@ class RefusesState:
         raise ValueError("never")
 
 
+class MakesTensor:
+    def __getstate__(self):
+        return {"table": torch.arange(5)}
+
+
 class FancyDict(dict):
     pass
 
@@ -78,6 +83,8 @@ def handles(tmp_path):
         "alias": functools.partial(lmdb.open, "pairs"),
         "tensor in a graph": torch.ones(2, requires_grad=True) * 2,
         "refuses": RefusesState(),
+        "torch generator": torch.Generator(),
+        "state made anew": MakesTensor(),
     }
     yield made
     for name in ("file", "hdf5", "database", "lmdb"):
@@ -98,6 +105,8 @@ CURES = {
     "lock made for fork": r"dataset\.held \(Lock\).*SemLock created in a fork context",
     "alias": r"dataset\.held\.func \(class Environment\).*Call it in a function of your own at the top level",
     "tensor in a graph": r"dataset\.held \(Tensor\).*requires_grad",
+    "torch generator": r"dataset\.held \(Generator\).*Draw from torch's global generator in __getitem__",
+    "state made anew": r"dataset\.held \(MakesTensor\).*makes a tensor while it is pickled, which is gone when",
     "refuses": r"dataset\.held \(RefusesState\).*ValueError: never",
 }
 
@@ -146,6 +155,7 @@ def test_functions_given_to_the_loader_are_checked_under_their_own_names():
 
 def test_what_workers_may_share_is_no_error():
     shared = [FORKSERVER.Lock(), FORKSERVER.Value("i", 0), FORKSERVER.Queue(), torch.nn.Parameter(torch.ones(2))]
+    shared += [torch.eye(3).to_sparse(), torch.arange(9)[3:5], torch.nn.Linear(2, 2)]
     assert check_picklable({"dataset": Holder(shared)}, "spawn") > 0
     shared[2].close()
 

@@ -40,6 +40,8 @@ _MAX_PAGES = 64
 # Compressed strips up to this size cannot grow beyond 64 MiB, deflate's ratio being at most 1032.
 _SMALL_STRIP = 65_000
 
+_reading = threading.local()  # .complaints: what tifffile said of the file that this thread reads
+
 
 def read_tiff(path: Path) -> StoredImage:
     """Read the one full-size image of a TIFF file.
@@ -176,22 +178,31 @@ def _orientation(page: Any) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
+class _Overheard(logging.Logger):
+    """A logger that also tells a reading thread what it is given, whatever the application silenced."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name
+        is_heard = level >= logging.WARNING and getattr(_reading, "complaints", None) is not None
+        return is_heard or super().isEnabledFor(level)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        complaints: list[str] | None = getattr(_reading, "complaints", None)
+        message = record.getMessage()
+        # GDAL writes -9999 as "no data" also into files of unsigned integers.
+        if complaints is not None and record.levelno >= logging.WARNING and "GDAL_NODATA" not in message:
+            complaints.append(message)
+        if super().isEnabledFor(record.levelno):
+            super().handle(record)
+
+
 @contextmanager
 def _collected_complaints(complaints: list[str]) -> Iterator[None]:
     """Collect what tifffile logs in this thread, apart from remarks on metadata that no pixel depends on."""
-    own_thread = threading.get_ident()
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            message = record.getMessage()
-            # GDAL writes -9999 as "no data" also into files of unsigned integers.
-            if record.thread == own_thread and "GDAL_NODATA" not in message:
-                complaints.append(message)
-
     logger = logging.getLogger("tifffile")
-    collector = Collector(logging.WARNING)
-    logger.addHandler(collector)
+    if not isinstance(logger, _Overheard):
+        logger.__class__ = type("Overheard", (_Overheard, type(logger)), {})
+    _reading.complaints = complaints
     try:
         yield
     finally:
-        logger.removeHandler(collector)
+        _reading.complaints = None

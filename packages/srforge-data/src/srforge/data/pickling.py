@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from srforge.data.attributes import pickled_children
 from srforge.distributed.errors import SRForgeError
 
 LARGE_PICKLE_BYTES = 64 * 2**20
+_PLAIN = (str, bytes, int, float, bool, type(None))  # a list may hold a million paths
 _MOST_STORAGES = 240  # a fork server takes 256 open files with a request, some of them for itself
 
 
@@ -91,7 +93,9 @@ def find_unpicklable(root: Any, name: str, error: Exception) -> tuple[str, Any, 
     visited = [root]  # keeps temporary objects alive: their ids must not be used again
     while True:
         for suffix, child in pickled_children(culprit):
-            failure = None if any(child is seen for seen in visited) else _failure(child)
+            if isinstance(child, _PLAIN) or any(child is seen for seen in visited):
+                continue
+            failure = _failure(child)
             if failure is not None:
                 path, culprit, error = path + suffix, child, failure
                 visited.append(child)
@@ -124,11 +128,12 @@ class _DryRun:
 class _DryPickler(ForkingPickler):
     def __init__(self, sink: _CountingSink) -> None:
         super().__init__(sink)
-        self.storages: set[int] = set()
+        self.storages: dict[int, StorageWeakRef] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and _travels_shared(obj):
-            self.storages.add(obj.untyped_storage().data_ptr())
+            storage = obj.untyped_storage()
+            self.storages[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             return int, ()  # moving it to shared memory is left to the real start
         if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
             _refuse_interactive(obj)
@@ -160,7 +165,11 @@ def _pickle(value: Any) -> _Pickled:
     pickler = _DryPickler(sink)
     with _as_if_starting():
         pickler.dump(value)
-    return _Pickled(sink.size, len(pickler.storages))
+    storages = list(pickler.storages.values())
+    del pickler  # it kept what was made while pickling
+    if any(storage.expired() for storage in storages):  # type: ignore[no-untyped-call]
+        raise TypeError("it makes a tensor while it is pickled, which is gone when the worker opens it")
+    return _Pickled(sink.size, len(storages))
 
 
 def _share_by_descriptor() -> bool:
@@ -199,6 +208,8 @@ def _cure(culprit: Any) -> str:
         return "Define it at the top level of a module (a function, a class, functools.partial of one)"
     if isinstance(culprit, type | types.FunctionType | types.BuiltinFunctionType):
         return "Call it in a function of your own at the top level of a module, and give that"
+    if isinstance(culprit, torch.Generator):
+        return "Draw from torch's global generator in __getitem__, which is seeded for each sample"
     if isinstance(culprit, types.GeneratorType):
         return "Make the iterator in __getitem__ or __iter__"
     if isinstance(culprit, types.ModuleType):
