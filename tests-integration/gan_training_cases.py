@@ -4,6 +4,7 @@ The oracle is a plain loop in torch: it forwards each rank's share from the same
 of all ranks where a criterion wants means over the fleet, and takes gradients by ``torch.autograd.grad``.
 """
 
+import tempfile
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fleet_cases import start
 from srforge.distributed import ShardedSampler, get_active_strategy, plain_state_dict, set_active_strategy
 from srforge.training import (
     AdversarialTerm,
+    CheckpointStore,
     DiscriminatorWarmup,
     ExponentialMovingAverage,
     GANModel,
@@ -138,7 +140,9 @@ class Counting(Hook):
             self.forget(context)
 
 
-def by_the_runner(case: dict[str, Any]) -> dict[str, Any]:
+def by_the_runner(
+    case: dict[str, Any], epochs: int = EPOCHS, checkpoints: CheckpointStore | None = None
+) -> dict[str, Any]:
     strategy = get_active_strategy()
     model = strategy.prepare(make_model(case["norm"]))
     assert isinstance(model, GANModel)
@@ -157,7 +161,9 @@ def by_the_runner(case: dict[str, Any]) -> dict[str, Any]:
     loader = DataLoader(
         Pictures(sampler.plan.num_samples), batch_size=BATCH, sampler=sampler, generator=torch.Generator()
     )
-    result = Trainer(runner, seed=4, hooks=[watching]).train(EPOCHS, loader)
+    trainer = Trainer(runner, seed=4, hooks=[watching], checkpoints=checkpoints)
+    trainer.resume()
+    result = trainer.train(epochs, loader)
     return {
         "weights": {name: value.cpu() for name, value in plain_state_dict(model).items()},
         "fingerprints": watching.fingerprints,
@@ -301,3 +307,17 @@ def run_all(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         results.append(found)
         set_active_strategy(None)
     return results
+
+
+def interrupted_and_not(case: dict[str, Any]) -> list[list[list[str]]]:
+    """Return the last fingerprints of all ranks: of a run in one go, and of one that another launch continues."""
+    ends = []
+    for launches in ((EPOCHS + 1,), (1, EPOCHS + 1)):
+        with tempfile.TemporaryDirectory() as folder:
+            for epochs in launches:
+                start(static_graph=case["static"])
+                torch.manual_seed(epochs)
+                found = by_the_runner(case, epochs, CheckpointStore(folder))
+                set_active_strategy(None)
+        ends.append(found["fingerprints"][-2:])
+    return ends

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gan_training_cases import EPOCHS, run_all
+from gan_training_cases import EPOCHS, interrupted_and_not, run_all
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "norm": ("none", "batch", "spectral", "spectral by hook", "instance"),
@@ -41,6 +41,7 @@ def test_each_two_values_meet_in_a_case():
     assert len(cases) <= 30
 
 
+@pytest.mark.timeout(1300)  # the fleet has its own limit; every case takes longer
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_replicas_are_equal_and_learn_what_one_process_learns(fleet, request, world_size):
     is_whole = request.config.getoption("--all-gan-cases")
@@ -72,3 +73,17 @@ def expected_buckets(case: dict[str, Any]) -> list[dict[str, list[int]]]:
         {part: [] if (part, step) in skipped else [0] for part in ("generator", "discriminator")}
         for step in range(2 * EPOCHS)
     ]
+
+
+def test_a_resumed_run_ends_on_the_same_bits_on_every_rank(fleet):
+    case = {
+        "norm": "spectral",
+        "criterion": "relativistic average",
+        "turns": "generator every second step",
+        "penalty": True,
+        "accumulate": 2,
+        "static": True,
+    }
+    for straight, resumed in fleet(interrupted_and_not, 2, case, timeout=110):
+        assert straight == resumed
+        assert all(len(set(ranks)) == 1 for ranks in straight)
