@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from building import BatchSizes, build
 from srforge.data import DataLoaderFactory
-from srforge.distributed import get_active_strategy, plan_of, refuse_fsdp, seed_epoch
+from srforge.distributed import ConfigurationError, get_active_strategy, plan_of, refuse_fsdp, seed_epoch
 from srforge.training import (
     ExponentialMovingAverage,
     RunnerOptions,
@@ -76,10 +76,17 @@ def make_loader(
 
 
 def num_steps_of(train_loader: DataLoader[Any] | None, training: Mapping[str, Any]) -> int:
-    """Return the optimizer steps of the whole run."""
-    plan = plan_of(train_loader)
+    """Return the optimizer steps of the whole run.
+
+    Raises:
+        ConfigurationError: The run is to have no epoch.
+    """
+    plan, epochs, limit = plan_of(train_loader), int(training["epochs"]), training["max_steps"]
     assert plan is not None  # the data sets of this script have a length
-    return int(training["max_steps"] or plan.num_steps * training["epochs"])
+    if epochs < 1:
+        raise ConfigurationError(f"`training.epochs` must be at least 1, but is {epochs}.")
+    num_steps = int(plan.num_steps * epochs)
+    return num_steps if limit is None or limit < 1 else min(int(limit), num_steps)
 
 
 def make_runners(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from hydra.errors import HydraException
@@ -37,14 +38,28 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """Return the composed configuration as plain Python values, every interpolation resolved.
 
     Raises:
-        ConfigurationError: A mandatory value is missing; the message names its key.
+        ConfigurationError: A mandatory value is missing, or ``+`` added a key that nothing reads; the message names it.
     """
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise ConfigurationError(f"`{min(missing)}` must be given, but is missing. Add {min(missing)}=VALUE.")
+    _refuse_unknown(config)
     container = OmegaConf.to_container(config, resolve=True)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
+
+
+def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
+    """Refuse what was added with ``+`` to a section whose keys are fixed: it would have no effect."""
+    schema = OmegaConf.get_type(config)
+    known = {field.name for field in fields(schema)} if is_dataclass(schema) else None
+    for name in map(str, config):
+        if known is not None and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"Did you mean {prefix}{near[0]}?" if near else "Leave it out."
+            raise ConfigurationError(f"`{prefix}{name}` must be a key that exists, but is none. {advice}")
+        if not OmegaConf.is_missing(config, name) and OmegaConf.is_dict(config[name]):
+            _refuse_unknown(config[name], f"{prefix}{name}.")
 
 
 @dataclass(frozen=True)

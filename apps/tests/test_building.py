@@ -1,7 +1,12 @@
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf
 
+from assembly import num_steps_of
 from building import BatchSizes, batch_sizes, build, plain
+from srforge.data import DataLoaderFactory
 from srforge.distributed import ConfigurationError
 
 
@@ -60,3 +65,45 @@ def test_a_missing_value_is_named_by_its_key():
         ConfigurationError, match=r"`data\.folder` must be given, but is missing\. Add data\.folder=VALUE"
     ):
         plain(OmegaConf.create({"data": {"folder": "???"}, "name": "a"}))
+
+
+@dataclass
+class Section:
+    epochs: int = 1
+
+
+@dataclass
+class Schema:
+    training: Section = field(default_factory=Section)
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            "training.epcohs",
+            r"`training\.epcohs` must be a key that exists, but is none\. Did you mean training\.epochs\?",
+        ),
+        ("colour", r"`colour` must be a key that exists, but is none\. Leave it out"),
+    ],
+)
+def test_a_key_that_nothing_reads_is_refused_also_when_it_was_added_by_force(key, message):
+    config = OmegaConf.structured(Schema)
+    OmegaConf.update(config, "model.depth", 3, force_add=True)
+    assert plain(config) == {"training": {"epochs": 1}, "model": {"depth": 3}}
+    OmegaConf.update(config, key, 3, force_add=True)
+    with pytest.raises(ConfigurationError, match=message):
+        plain(config)
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(None, 9), (4, 4), (100, 9)])
+def test_a_schedule_is_as_long_as_the_run(max_steps, expected):
+    loader = DataLoaderFactory(list(range(6)), 2, shuffle=True, seed=0).get_loader()
+    assert num_steps_of(loader, {"epochs": 3, "max_steps": max_steps}) == expected
+
+
+def test_a_run_without_epochs_is_refused_by_its_key():
+    loader = DataLoaderFactory(list(range(6)), 2, shuffle=True, seed=0).get_loader()
+    with pytest.raises(ConfigurationError, match=r"`training\.epochs` must be at least 1, but is 0"):
+        num_steps_of(loader, {"epochs": 0, "max_steps": None})
