@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
 from srforge.distributed.errors import CollectiveError, ConfigurationError
 from srforge.distributed.iterable_shards import ShardedIterable, stop_together
@@ -124,6 +124,11 @@ def test_living_workers_see_each_new_epoch():
     assert [{element[2] for element in elements} for elements in epochs] == [{0}, {1}, {2}]
     assert epochs[1] == sorted(shards(1, lambda: Noisy(6), epoch=1)[0])
     del loader
+
+
+def test_data_sets_in_a_chain_are_told_the_epoch():
+    (elements,) = shards(1, lambda: ChainDataset([Noisy(2), Noisy(2)]), epoch=3)
+    assert [element[2] for element in elements] == [3, 3, 3, 3]
 
 
 def test_what_is_not_iterable_is_refused():

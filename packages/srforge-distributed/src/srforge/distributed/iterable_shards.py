@@ -103,9 +103,7 @@ class ShardedIterable(IterableDataset[Any]):
         splits = worker is not None and self.by_worker is not False
         number, num_workers = (worker.id, worker.num_workers) if splits else (0, 1)
         shard, num_shards = number * self.world_size + self.rank, num_workers * self.world_size
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self.epoch)
+        _announce_epoch(self.dataset, self.epoch)
         seed = mix(self.seed, _ELEMENTS, self.epoch)
         elements = self.dataset
         set_shard: Callable[[int, int], None] | None = getattr(self.dataset, "set_shard", None)
@@ -119,6 +117,18 @@ class ShardedIterable(IterableDataset[Any]):
             seed_generators(seed)
             return islice(elements, shard, None, num_shards)
         return _draw_apart(lambda: islice(elements, shard, None, num_shards), seed)
+
+
+def _announce_epoch(dataset: Any, epoch: int) -> None:
+    """Call ``set_epoch`` on a data set, or on those inside a wrapper (``dataset``) or a chain (``datasets``)."""
+    set_epoch = getattr(dataset, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+        return
+    several = getattr(dataset, "datasets", None)
+    for inner in (getattr(dataset, "dataset", None), *(several if isinstance(several, list | tuple) else ())):
+        if inner is not None and inner is not dataset:
+            _announce_epoch(inner, epoch)
 
 
 class _WatchedWorkerInfo:
