@@ -10,6 +10,7 @@ from typing import Any
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from srforge.distributed import ConfigurationError, SRForgeError
 
@@ -38,13 +39,17 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """Return the composed configuration as plain Python values, every interpolation resolved.
 
     Raises:
-        ConfigurationError: A mandatory value is missing, or ``+`` added a key that nothing reads; the message names it.
+        ConfigurationError: A mandatory value is missing, an interpolation leads nowhere, or ``+`` added a key that
+            nothing reads; the message names it.
     """
-    missing = OmegaConf.missing_keys(config)
-    if missing:
-        raise ConfigurationError(f"`{min(missing)}` must be given, but is missing. Add {min(missing)}=VALUE.")
-    _refuse_unknown(config)
-    container = OmegaConf.to_container(config, resolve=True)
+    try:
+        missing = OmegaConf.missing_keys(config)
+        if missing:
+            raise ConfigurationError(f"`{min(missing)}` must be given, but is missing. Add {min(missing)}=VALUE.")
+        _refuse_unknown(config)
+        container = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:  # an interpolation that leads nowhere
+        raise ConfigurationError(" ".join(str(error).split())) from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
 

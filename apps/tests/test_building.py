@@ -67,6 +67,11 @@ def test_a_missing_value_is_named_by_its_key():
         plain(OmegaConf.create({"data": {"folder": "???"}, "name": "a"}))
 
 
+def test_an_interpolation_that_leads_nowhere_is_one_error_of_ours():
+    with pytest.raises(ConfigurationError, match="Interpolation key 'nope' not found"):
+        plain(OmegaConf.create({"scale": "${nope}"}))
+
+
 @dataclass
 class Section:
     epochs: int = 1
