@@ -43,9 +43,8 @@ def distributed_options(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: FSDP is asked for.
     """
     refuse_fsdp(settings)
-    options = settings["system"]["distributed"]
-    strategy = options.get("strategy") or settings["system"]["strategy"] or settings["strategy"] or "auto"
-    return {**options, "strategy": strategy}
+    options, shorthand = settings["system"]["distributed"], settings["system"]["strategy"] or settings["strategy"]
+    return {**options, "strategy": shorthand} if shorthand and options["strategy"] == "auto" else options
 
 
 def seed_first_weights(settings: Mapping[str, Any]) -> None:

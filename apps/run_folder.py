@@ -77,8 +77,8 @@ def open_run_folder(
     require_same("configuration", identity)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     folder = origin / run["root"] / (run["name"] or f"{run['preset']}-{digest}")
-    failure, seed = "", run["seed"]
-    if strategy.is_main:
+    failure, seed = "", run["seed"] or 0
+    if strategy.is_main and not config["dry_run"]:  # a plan touches nothing
         try:
             seed = _claim(folder, identity, run)
         except (ConfigurationError, OSError) as error:

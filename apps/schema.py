@@ -5,11 +5,13 @@ What a group's entry builds with ``_target_`` (data, model, objective, ...) has 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Dict, List, Optional  # noqa: UP035  # OmegaConf reads these annotations at run time
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
+
+from srforge.distributed import DistributedOptions
 
 
 @dataclass
@@ -66,6 +68,13 @@ class TrainingConfig:
     main_work_timeout_minutes: float = 120.0
 
 
+# The keys, types and defaults of ``srforge.distributed.DistributedOptions``.
+DistributedConfig = make_dataclass(
+    "DistributedConfig",
+    [(option.name, option.type, field(default=option.default)) for option in fields(DistributedOptions)],
+)
+
+
 @dataclass
 class SystemConfig:
     """Where to train. Nothing in here changes the result, but for the options of ``distributed`` that say so."""
@@ -73,7 +82,7 @@ class SystemConfig:
     device: Any = "auto"
     num_workers: int = 0
     strategy: Optional[str] = None  # noqa: UP045
-    distributed: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # type: ignore[valid-type]  # made above
 
 
 @dataclass

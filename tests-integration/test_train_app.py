@@ -162,6 +162,33 @@ def test_a_killed_fleet_ends_on_the_bits_of_one_that_was_not(tmp_path):
     assert (left / "metrics.jsonl").read_text() == (right / "metrics.jsonl").read_text()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sweep_gives_each_job_one_folder_and_one_closed_run(tmp_path, ranks):
+    tiny = ("training.epochs=1", "training.steps_per_epoch=2", "training.batch_size=2", "system.num_workers=0")
+    sweep = ("-m", "run.seed=1,2", "tracking=wandb", f"run.root={tmp_path / 'runs'}", *tiny)
+    done = run_alone(*sweep, cwd=tmp_path, timeout=200) if ranks == 1 else launch(APP, *sweep, timeout=200)
+    assert done.returncode == 0, done.stderr
+    folders = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    for folder in folders:
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+        assert len(list(folder.glob("wandb/offline-run-*"))) == 1
+    assert not list(tmp_path.rglob(".hydra"))
+
+
+def test_relative_paths_mean_the_same_when_hydra_changes_the_folder(tmp_path):
+    for chdir in ("true", "false"):
+        done = run_alone(
+            *("run.root=runs", "run.name=same", f"hydra.job.chdir={chdir}", f"hydra.run.dir={tmp_path / 'elsewhere'}"),
+            *("training.epochs=1", "training.steps_per_epoch=1", "training.batch_size=1", "system.num_workers=0"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "same" / "metrics.jsonl").exists()
+    assert not (tmp_path / "elsewhere" / "runs").exists()
+    assert "This run is finished" in done.stderr, "the second launch found the folder of the first"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0, 1])

@@ -94,6 +94,18 @@ def test_fresh_starts_over_and_leaves_foreign_folders_alone(tmp_path):
     assert (foreign / "chapter.tex").exists()
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_plan_touches_nothing(tmp_path, fresh):
+    folder, _ = opened(CONFIG, tmp_path)
+    (folder / "metrics.jsonl").write_text("old")
+    config = changed("dry_run", True)
+    config["run"]["fresh"] = fresh
+    assert opened(config, tmp_path)[0] == folder
+    assert (folder / "metrics.jsonl").read_text() == "old"
+    config["model"]["num_features"] = 99
+    assert not opened(config, tmp_path)[0].exists()
+
+
 def test_a_drawn_seed_is_kept_for_the_next_launch(tmp_path):
     config = changed("run.seed", None)
     folder, seed = opened(config, tmp_path)

@@ -168,12 +168,12 @@ def test_alone_exits_pass_through(code, exit_code):
     assert codes == [exit_code]
 
 
-def test_alone_interrupt_passes_through():
+def test_alone_interrupt_ends_without_a_traceback_after_the_finishers():
     codes = []
     on_exit(codes.append)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit) as caught:
         raising(KeyboardInterrupt())()
-    assert codes == [130]
+    assert (caught.value.code, codes) == (130, [130])
 
 
 def test_finishers_run_once_at_the_normal_end():

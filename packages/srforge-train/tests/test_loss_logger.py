@@ -1,7 +1,9 @@
+import re
+
 import pytest
 from toys import Lines, loader_of, make_trainer
 
-from srforge.distributed import ConfigurationError, set_active_strategy
+from srforge.distributed import ConfigurationError, MetricSum, set_active_strategy
 from srforge.distributed.testing import FakeStrategy
 from srforge.training import ImageLogger, LossLogger, MetricsLogger, RunContext, Term
 from srforge.training.loss_logger import flatten, format_duration
@@ -62,6 +64,16 @@ def test_comparisons_survive_a_resume(capsys):
     capsys.readouterr()
     again.show_summary(context(1, 3.0))
     assert columns(capsys.readouterr().out) == [["3", "-1", "-1"]]
+
+
+def test_what_the_numbers_hide_is_noted(capsys):
+    strategy = FakeStrategy(0, 2, peers=[{"training": {"loss": MetricSum(float("nan"), 1)}}])
+    set_active_strategy(strategy)
+    strategy.reduce_metrics({"training": {"loss": MetricSum(1.0, 1), "extra": MetricSum(1.0, 1)}})
+    LossLogger().show_summary(context(0, 4.0))
+    out = capsys.readouterr().out
+    assert re.search(r"note: .*extra.* was not reported on ranks \[1\]", out)
+    assert re.search(r"note: .*loss.* was NaN or infinite on ranks \[1\]", out)
 
 
 def test_only_rank_0_prints_the_summary(capsys):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from srforge.distributed import ConfigurationError
-from srforge.training import Metrics, Objective, Term
+from srforge.training import LinearRamp, Metrics, Objective, Term
 from srforge.training.objective import mean_of
 
 
@@ -58,6 +58,15 @@ def test_a_weight_may_depend_on_the_epoch():
     assert float(objective(PREDICTION, BATCH, epoch=3).total().detach()) == pytest.approx(0.3 * 1.25)
 
 
+def test_a_scheduled_term_stays_in_the_graph_while_its_weight_is_0():
+    head = torch.nn.Parameter(torch.ones(()))
+    terms = {"l1": per_sample, "later": Term(function=lambda p, t: head * p.mean(), weight=LinearRamp(0.0, 1.0, 4))}
+    Objective(terms)(PREDICTION, BATCH, epoch=0).total().backward()
+    assert head.grad is not None
+    assert float(head.grad) == 0.0
+    assert [LinearRamp(0.0, 1.0, 4)(epoch) for epoch in (0, 1, 4, 9)] == [0.0, 0.25, 1.0, 1.0]
+
+
 def test_hooks_may_replace_a_value_and_add_a_term():
     values = Objective({"l1": Term(function=per_sample, weight=2.0)})(PREDICTION, BATCH)
     values["l1"] = torch.tensor(1.0)
@@ -79,6 +88,7 @@ def test_metrics_keep_no_gradient():
     ("make", "message"),
     [
         (lambda: Objective({}), "at least one term"),
+        (lambda: LinearRamp(0.0, 1.0, 0), "`num_epochs` must be above 0"),
         (
             lambda: Objective({"a": lambda p, t: p})(PREDICTION, BATCH).total(),
             r"Term `a` must return .* shape \(2, 2\)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import re
@@ -53,10 +54,11 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
     for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
     clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
     0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143; a rank whose torchrun was
-    killed leaves within two seconds. At the normal end the process group is closed.
+    killed leaves within two seconds. After the normal end, the process group is closed when the
+    interpreter exits.
 
-    With one process, exceptions and Ctrl-C pass through, after the finishers. Errors of SR-Forge are one line,
-    ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
+    With one process, exceptions pass through after the finishers, and Ctrl-C ends with 130 and without a traceback.
+    Errors of SR-Forge are one line, ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
 
     With Hydra put ``@hydra.main`` outermost and this below it.
 
@@ -85,7 +87,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 _finish_alone(error)
                 raise
             run_finishers(0)
-            get_active_strategy().teardown()
+            # Not now: a sweep calls main again, and the group of a launch can be opened only once.
+            atexit.register(get_active_strategy().teardown)
         return result
 
     return main
@@ -102,12 +105,13 @@ def _finish_alone(error: BaseException) -> None:
     """Close what has to be closed before the error of a process that nobody waits for passes on.
 
     Raises:
-        SystemExit: In place of an error of SR-Forge, which has been shown as one line.
+        SystemExit: In place of an error of SR-Forge, which has been shown as one line, and of Ctrl-C.
     """
     if isinstance(error, SystemExit):
         run_finishers(_exit_code(error))
     elif isinstance(error, KeyboardInterrupt):
         run_finishers(SIGINT_EXIT_CODE)
+        raise SystemExit(SIGINT_EXIT_CODE) from error
     else:
         text = _describe(error)
         _record(error, text)

@@ -44,7 +44,8 @@ class StepContext:
         count: Real samples of this rank in the micro-batch.
         model: The model as it is called in this phase.
         batch: The batch on the device; entries may be replaced at ``on_pre_step``.
-        prediction: The model's output; None before the forward. May be replaced at ``on_post_forward``.
+        prediction: The model's output; None before the forward. The terms are computed from it before
+            ``on_post_forward``; what is put here then is seen by later handlers and by training metrics.
         terms: The values of the objective (training) or the metrics (validation); None before the forward. At
             ``on_post_forward`` values may be replaced and terms added.
         grad_norm: 2-norm of the window's gradient before clipping, float, shape ``()``; None where it is not computed.
@@ -108,7 +109,7 @@ class RunContext:
         best_value: Best monitored value so far; None without a monitor.
         best_epoch: Its epoch.
         stop_reason: Why training ends here; None while it goes on.
-        learning_rates: Learning rate of each parameter group, as used in the epoch that ended.
+        learning_rates: Learning rate of each parameter group, as the next step will use it.
         seconds: Wall-clock time of the epoch, on this rank.
         num_samples: Real samples that the fleet trained on in the epoch; 0 where unknown.
         resumed_from: Epoch of the checkpoint that this launch continues; None for a fresh run.

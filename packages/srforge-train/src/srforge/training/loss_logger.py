@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from srforge.distributed import get_active_strategy, main_process_only
+from srforge.distributed import ReductionReport, get_active_strategy, main_process_only
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import Hook, hooks_into
 from srforge.training.protocols import Tracker
@@ -72,7 +72,7 @@ class LossLogger(Hook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take them back."""
-        self._previous, self._best = dict(state["previous"]), dict(state["best"])
+        self._previous, self._best = dict(state.get("previous", {})), dict(state.get("best", {}))
 
     def _summary(self, context: RunContext) -> list[str]:
         done = context.epoch - self._first_epoch + 1
@@ -81,7 +81,7 @@ class LossLogger(Hook):
         rates = ", ".join(f"{rate:.2e}" for rate in dict.fromkeys(context.learning_rates))
         headline = (
             f"epoch {context.epoch + 1}/{context.epochs}  step {context.global_step}  {context.seconds:.1f} s{speed}  "
-            f"learning rate {rates}  {format_duration(left)} left"
+            f"next learning rate {rates}  {format_duration(left)} left"
         )
         lines = [headline + ("  best so far" if context.is_best else "")]
         columns = "".join(f" {title:>10}" for title in ("value", "vs last", "vs best", "baseline"))
@@ -95,7 +95,17 @@ class LossLogger(Hook):
             )
             compared = f"{baseline[name]:.5g}" if name in baseline else ""
             lines.append(f"  {name:<28} {value:>10.5g} {last:>10} {best:>10} {compared:>10}".rstrip())
-        return lines
+        return lines + list(_notes(get_active_strategy().last_reduction))
+
+
+def _notes(report: ReductionReport | None) -> Iterator[str]:
+    """Yield what the numbers hide: metrics that some ranks lacked, and ranks whose values were not finite."""
+    if report is None:
+        return
+    for key, ranks in report.missing.items():
+        yield f"  note: {key} was not reported on ranks {sorted(ranks)}; its mean is over the others"
+    for key, ranks in report.non_finite.items():
+        yield f"  note: {key} was NaN or infinite on ranks {sorted(ranks)}"
 
 
 class MetricsLogger(Hook):

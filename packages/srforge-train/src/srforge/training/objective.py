@@ -100,11 +100,22 @@ class TermValues:
     def __init__(self) -> None:
         self._values: dict[str, Value] = {}
         self._weights: dict[str, float] = {}
+        self._scheduled: set[str] = set()
 
-    def add(self, name: str, value: Value, weight: float = 1.0) -> None:
-        """Add a term, or replace the one of this name together with its weight."""
+    def add(self, name: str, value: Value, weight: float = 1.0, *, scheduled: bool = False) -> None:
+        """Add a term, or replace the one of this name together with its weight.
+
+        Args:
+            name: Of the term.
+            value: As described in this module.
+            weight: Factor in the loss.
+            scheduled: The weight changes by epoch. Such a term stays in the graph while its weight is 0: a static graph
+                must have the same parameters in every step.
+        """
         self._values[name] = value
         self._weights[name] = weight
+        if scheduled:
+            self._scheduled.add(name)
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -125,7 +136,11 @@ class TermValues:
         Raises:
             ConfigurationError: No term has a weight.
         """
-        parts = [mean_of(name, self._values[name]) * weight for name, weight in self._weights.items() if weight != 0]
+        parts = [
+            mean_of(name, self._values[name]) * weight
+            for name, weight in self._weights.items()
+            if weight != 0 or name in self._scheduled
+        ]
         if not parts:
             raise ConfigurationError("The objective must have at least one term with a weight other than 0.")
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
@@ -156,7 +171,8 @@ class Objective:
         """Evaluate every term on one batch."""
         values = TermValues()
         for name, term in self.terms.items():
-            values.add(name, term.evaluate(prediction, batch), term.weight_at(epoch))
+            value = term.evaluate(prediction, batch)
+            values.add(name, value, term.weight_at(epoch), scheduled=callable(term.weight))
         return values
 
 

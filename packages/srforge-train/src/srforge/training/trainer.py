@@ -183,7 +183,7 @@ class Trainer:
             self.epoch, self.stop_reason = state["epoch"], state["stop_reason"]
             self.metrics, self.baseline = state["metrics"], state["baseline"]
             self.resumed_from, self._launch = self.epoch - 1, state.get("launch", {})
-            self._say(f"Resuming from {name}: {self.epoch} epochs are finished; the next one runs from its beginning.")
+            self._say(f"Resuming from {name}: {self.epoch} epochs are finished.")
         if left := settle_branch(self.checkpoints, source, state):
             self._say(f"Removed {', '.join(left)}: training goes back to the beginning of epoch {self.epoch}.")
         if self.tracker is not None:
