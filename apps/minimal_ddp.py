@@ -51,7 +51,7 @@ def main() -> None:
     strategy = get_active_strategy()
     say(f"{get_model_size(model)} parameters, {strategy.world_size} x {device}: {strategy.reason}")
 
-    # The same 16 samples form a step however many ranks share them.
+    # The same 16 samples form a step however many ranks share them: 1, 2, 4, 8 or 16.
     batch_size = GLOBAL_BATCH // strategy.world_size
     shuffled = strategy.make_sampler(97, batch_size=batch_size, shuffle=True, training=True, seed=SEED)
     in_order = strategy.make_sampler(7, batch_size=batch_size, shuffle=False, training=False, seed=SEED)

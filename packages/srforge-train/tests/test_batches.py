@@ -83,6 +83,13 @@ def test_a_stream_has_windows_of_equal_weights_and_a_short_last_one():
     ]
 
 
+def test_a_collate_function_that_leaves_samples_out_is_an_error():
+    loader = planned_loader(8, 0, 1, 4, 1)
+    loader.collate_fn = lambda samples: torch.tensor([sample for sample in samples if sample != 3])
+    with pytest.raises(ConfigurationError, match="must hold the 4 samples .* but holds 3"):
+        list(micro_batches(loader, FakeStrategy(0, 1)))
+
+
 def test_max_windows_ends_after_whole_windows():
     loader = planned_loader(40, 0, 1, 2, 2)
     assert [m.index for m in micro_batches(loader, FakeStrategy(0, 1), max_windows=3)] == [0, 1, 2, 3, 4, 5]

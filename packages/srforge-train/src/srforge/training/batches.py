@@ -68,9 +68,14 @@ def _planned(loader: Iterable[Any], rank: int) -> Iterator[MicroBatch]:
     plan = plan_of(loader)
     assert plan is not None
     for index, data in enumerate(loader):
-        yield MicroBatch(
-            index, data, plan.ends_window(index), plan.loss_scale(index, rank), plan.local_count(index, rank)
-        )
+        count = plan.local_count(index, rank)
+        sizes = [leaf.shape[0] for leaf in _tensors(data) if leaf.ndim > 0][:1]
+        if sizes and sizes[0] < count:
+            raise ConfigurationError(
+                f"Batch {index} must hold the {count} samples that the plan gives it, but holds {sizes[0]}: its collate_fn "
+                "left some out, and means would be wrong. Leave bad samples out of the data set, or replace them there."
+            )
+        yield MicroBatch(index, data, plan.ends_window(index), plan.loss_scale(index, rank), count)
 
 
 def _unplanned(loader: Iterable[Any], strategy: TrainingStrategy, accumulate: int) -> Iterator[MicroBatch]:
