@@ -133,3 +133,20 @@ def test_a_skipped_step_is_counted_for_its_own_part():
         "generator": 0,
         "discriminator": 1,
     }
+
+
+def test_a_hook_may_replace_what_is_real():
+    class Other(Hook):
+        @hooks_into("on_pre_step")
+        def replace(self, context):
+            context.batch["hr"] = torch.full_like(context.batch["hr"], 5.0)
+
+        @hooks_into("on_post_d_forward")
+        def check(self, context):
+            assert (context.real == 5.0).all()
+            expected = context.judge(torch.full_like(context.real, 5.0))
+            torch.testing.assert_close(context.real_logits, expected)
+
+    model = make_gan()
+    model.discriminator[1] = nn.Identity()
+    train(make_runner(model, hooks=[Other()]), 1, 4)

@@ -186,12 +186,12 @@ class GANRunner:
             "training", epoch, micro.index, self.global_step, micro.ends_window, micro.count, self.model, batch
         )
         step.adversarial_weight = self.adversarial.weight_at(epoch)
-        step.judge = partial(self.judge_batch, self.bare_discriminator, batch=batch)
-        step.real = batch[self.adversarial.real]
         return step
 
     def _generate(self, step: GANStepContext) -> None:
         """Make images and, if it is the generator's turn, the terms that look at them."""
+        step.real = step.batch[self.adversarial.real]  # a hook may have replaced it
+        step.judge = partial(self.judge_batch, self.bare_discriminator, batch=step.batch)
         if not step.trains_generator:
             with torch.no_grad():
                 step.prediction = self.forward_batch(self.bare, step.batch)
