@@ -18,6 +18,7 @@ from run_comparison import compare_runs
 from srforge.training import CheckpointStore
 
 APP = Path(__file__).parents[1] / "apps" / "train.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]  # each test starts the script a few times
 SHORT = (
     "training.epochs=2",
     "training.steps_per_epoch=2",
@@ -100,8 +101,6 @@ def test_a_hostile_pickle_is_refused_and_never_runs(finished, tmp_path, monkeypa
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_torchrun_restarts_resume_by_themselves_also_after_a_death_in_the_save(tmp_path):
     """Three SIGKILLs in one job: in training, in the write of a state, and between the two renames of a save."""
     deaths = [("training", 1, 1), ("save: writing the state", 2, 0), ("save: between the renames", 3, 0)]
