@@ -139,7 +139,7 @@ def start(fault, world_size, folder, cell=""):
         *ARGUMENTS,
         f"run.root={folder}/runs",
         f"system.num_workers={1 if phase == 'loader worker' else 0}",
-        f"+system.distributed.timeout_minutes={minutes}",
+        f"++system.distributed.timeout_minutes={minutes}",
         f"training.main_work_timeout_minutes={minutes}",
     ]
     environment = {

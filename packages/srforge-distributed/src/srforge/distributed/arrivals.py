@@ -26,7 +26,7 @@ from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.topology import Topology
 
 _FIRST_MESSAGE_SECONDS = 10.0
-_GRACE_SECONDS = 1.0
+_GRACE_SECONDS = 3.0
 _ABOUT_A_RANK = ("host", "pid")  # differ between ranks, and tell which one is meant
 
 # A group may be opened, closed and opened again over one store; every rank counts alike.
@@ -70,11 +70,19 @@ def meet(store: Any, topology: Topology, record: Mapping[str, str], timeout_seco
     # Rank 0 first: with another WORLD_SIZE, waiting for all would be in vain.
     deadline = time.monotonic() + timeout_seconds
     _wait_for(store, [0], deadline, topology)
-    _compare(record, topology.rank, {0: _read(store, 0)})
+    first = _read(store, 0)
+    store.set(f"has-read/{topology.rank}", "")
+    _compare(record, topology.rank, {0: first})
     everyone = range(topology.world_size)
     _wait_for(store, everyone, deadline, topology)
     if topology.rank == 0:
-        _compare(record, 0, {rank: _read(store, rank) for rank in everyone[1:]})
+        others = {rank: _read(store, rank) for rank in everyone[1:]}
+        try:
+            _compare(record, 0, others)
+        except LaunchEnvironmentError:
+            # It may host the store: every other rank is to tell the same from its record.
+            _are_there(store, [f"has-read/{rank}" for rank in everyone], _GRACE_SECONDS)
+            raise
 
 
 def _wait_for(store: Any, ranks: Sequence[int], deadline: float, topology: Topology) -> None:
@@ -87,7 +95,7 @@ def _wait_for(store: Any, ranks: Sequence[int], deadline: float, topology: Topol
         missing = [rank for rank in ranks if not store.check([f"record/{rank}"])]  # raises if the store is gone
         if missing and time.monotonic() >= deadline:
             if topology.rank == 0:
-                time.sleep(_GRACE_SECONDS)  # it may host the store, which the others ask the same question
+                time.sleep(_GRACE_SECONDS)  # it may host the store, which the others are asking too
             raise LaunchEnvironmentError(_missing(missing, topology))
         if missing and topology.rank == 0:
             say_once(f"waiting for {_ranks(missing)} of {topology.world_size}, up to {left:.0f} s more")
