@@ -133,6 +133,9 @@ def test_a_skipped_step_is_counted_for_its_own_part():
         "generator": 0,
         "discriminator": 1,
     }
+    for leaf in tree["grad_norm"].values():
+        assert torch.isfinite(leaf.total)
+    assert float(tree["grad_norm"]["discriminator"].count) == 2
 
 
 def test_a_hook_may_replace_what_is_real():

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from srforge.distributed import MetricSum, get_active_strategy
 from srforge.training.accumulator import MetricAccumulator
 from srforge.training.adversarial import AdversarialTerm, per_sample
-from srforge.training.batches import MicroBatch, micro_batches, num_samples_of, to_device
+from srforge.training.batches import MicroBatch, micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, GANStepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gan_model import JUDGE, discriminator_of, refuse_wrong_shares
-from srforge.training.gradients import FiniteGuard, clip_gradients
+from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import GAN_POINTS, HookPoints
 from srforge.training.objective import Metrics, Objective, TermValues, refuse_dead_terms
 from srforge.training.options import RunnerOptions
@@ -89,6 +89,7 @@ class GANRunner:
         self.scalers = {name: side.scaler for name, side in sides.items()}
         policy = "ignore" if self.precision.scaler.is_enabled() else self.options.non_finite
         self.guards = {name: FiniteGuard(policy, self.device) for name in self.optimizers}
+        self._skips_steps = policy == "skip" or self.precision.scaler.is_enabled()
         self.hooks = HookPoints(type(self).__name__, GAN_POINTS)
         self.global_step = 0
         self._replicas_checked = False
@@ -159,7 +160,8 @@ class GANRunner:
         for name, guard in self.guards.items():
             guard.raise_if_broken(f"training epoch {epoch} ({name})")
         self.hooks.fire("on_epoch_end", EpochContext("training", epoch, self.global_step, self.model))
-        return {**accumulated.result(), "num_samples": MetricSum(num_samples, 1, "sum"), **self._skipped()}
+        totals = {"num_samples": MetricSum(num_samples, 1, "sum"), **self._skipped(), **skipped_samples(loader)}
+        return {**accumulated.result(), **totals}
 
     def dry_step(self, data: Any) -> None:
         """Run the passes of both steps on one batch of the loader, without hooks and without a step.
@@ -260,7 +262,9 @@ class GANRunner:
         if self.metrics is not None:
             values |= self.metrics(step.prediction, step.batch, step.epoch).values()
         accumulated.update(values, step.count)
-        accumulated.update({"grad_norm": step.grad_norms} if step.grad_norms else {}, 1)
+        if step.grad_norms:
+            norms = {n: finite_part(norm) if self._skips_steps else norm for n, norm in step.grad_norms.items()}
+            accumulated.update({"grad_norm": norms}, 1)
 
     def _skipped(self) -> dict[str, Any]:
         if not any(guard.policy == "skip" for guard in self.guards.values()):
