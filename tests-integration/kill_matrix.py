@@ -97,13 +97,15 @@ class Launcher:
         self.environment["PYTHONPATH"] = os.pathsep.join(
             [str(PROGRAM.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
+        self._ranks: list[subprocess.Popen[bytes]] = []
         self.server = self._start("serve", pipes=subprocess.PIPE) if forks else None
 
     def start(self, task: dict[str, Any]) -> int:
         """Start one rank in a session of its own, and return its process id."""
         if self.server is None:
             with Path(task["log"]).open("ab") as log:
-                return self._start(json.dumps(task), pipes=None, log=log).pid
+                self._ranks.append(self._start(json.dumps(task), pipes=None, log=log))
+            return self._ranks[-1].pid
         self.server.stdin.write(json.dumps(task).encode() + b"\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
@@ -119,7 +121,9 @@ class Launcher:
         )
 
     def close(self) -> None:
-        """End the program that forks."""
+        """End the program that forks; take leave of the ranks, which have ended."""
+        for rank in self._ranks:
+            rank.wait(timeout=20)
         if self.server is not None:
             self.server.stdin.close()
             self.server.wait(timeout=20)
