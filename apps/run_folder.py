@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from run_lock import lock_run
 from srforge.distributed import ConfigurationError, TrainingStrategy, require_same
 
 # Sections and keys that say where and how a run is computed, kept and shown, but do not change its result.
@@ -80,9 +81,14 @@ def open_run_folder(
     failure, seed = "", run["seed"] or 0
     if strategy.is_main and not config["dry_run"]:  # a plan touches nothing
         try:
+            lock_run(folder)
             seed = _claim(folder, identity, run)
-        except (ConfigurationError, OSError) as error:
+        except ConfigurationError as error:
             failure = str(error)
+        except OSError as error:
+            failure = (
+                f"`run.root` must be a folder that can be written, but {folder} fails: {error}. Choose another one."
+            )
     failure, seed = strategy.broadcast_object((failure, seed))
     if failure:
         raise ConfigurationError(failure)

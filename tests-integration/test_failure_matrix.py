@@ -37,7 +37,7 @@ def test_preemption_of_one_rank_ends_all_and_the_next_launch_replays_the_epoch(t
 
 
 def the_next_launch_clears_what_a_killed_save_left(folder):
-    (run,) = Path(folder, "runs").iterdir()
+    (run,) = Path(folder, "runs").glob("[!.]*")
     assert list((run / "checkpoints").glob(".*")), "the save must have been killed half-way"
     the_next_launch_finishes(folder)
 
@@ -48,7 +48,7 @@ def the_next_launch_finishes(folder):
         assert process.wait(LIMIT_SECONDS) == 0, Path(folder, "log").read_text()[-3000:]
     finally:
         kill_session(process)
-    (run,) = Path(folder, "runs").iterdir()
+    (run,) = Path(folder, "runs").glob("[!.]*")
     files = {path.name for path in (run / "checkpoints").iterdir()}
     assert not any(name.startswith(".") for name in files)
     facts = [json.loads((run / "checkpoints" / name).read_text()) for name in files if name.endswith(".json")]

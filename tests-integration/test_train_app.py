@@ -31,7 +31,7 @@ def run_alone(*arguments: str, cwd: Path, timeout: float = 100) -> "subprocess.C
 
 
 def only_run(folder: Path) -> Path:
-    runs = list((folder / "runs").iterdir())
+    runs = [path for path in (folder / "runs").iterdir() if path.is_dir()]
     assert len(runs) == 1, runs
     return runs[0]
 
@@ -154,7 +154,7 @@ def test_a_killed_fleet_ends_on_the_bits_of_one_that_was_not(tmp_path):
     again = launch(APP, f"run.root={tmp_path / 'killed'}", *long, timeout=110)
     assert again.returncode == 0, again.stderr
     assert "epoch 1/3" not in again.stdout, "the first epoch is finished and not repeated"
-    (left,), (right,) = list((tmp_path / "whole").iterdir()), list((tmp_path / "killed").iterdir())
+    (left,), (right,) = (list((tmp_path / name).glob("[!.]*")) for name in ("whole", "killed"))
     states = [state_of(run, 2) for run in (left, right)]
     for state in states:
         state.pop("config")  # it names the folder

@@ -1,8 +1,13 @@
 import copy
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import run_lock
 from run_folder import identity_of, open_run_folder
 from srforge.distributed import ConfigurationError
 from srforge.distributed.testing import FakeStrategy
@@ -92,6 +97,33 @@ def test_fresh_starts_over_and_leaves_foreign_folders_alone(tmp_path):
     with pytest.raises(ConfigurationError, match="left as it is"):
         opened(config, tmp_path)
     assert (foreign / "chapter.tex").exists()
+
+
+def test_a_second_launch_is_kept_out_while_the_first_one_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(run_lock, "_held", {})
+    program = """
+import sys, time
+from pathlib import Path
+from run_lock import lock_run
+lock_run(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(100)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "runs" / "mine")]
+    apps = str(Path(run_lock.__file__).parent)
+    first = subprocess.Popen(
+        command, cwd=apps, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": apps}
+    )
+    try:
+        assert first.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigurationError, match=rf"process {first.pid} on \S+ does in .*mine"):
+            opened(changed("run.name", "mine"), tmp_path)
+    finally:
+        first.kill()
+        first.communicate()
+    opened(changed("run.name", "mine"), tmp_path)
+    opened(changed("run.name", "mine"), tmp_path)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -86,7 +86,7 @@ def test_a_stream_has_windows_of_equal_weights_and_a_short_last_one():
 def test_a_collate_function_that_leaves_samples_out_is_an_error():
     loader = planned_loader(8, 0, 1, 4, 1)
     loader.collate_fn = lambda samples: torch.tensor([sample for sample in samples if sample != 3])
-    with pytest.raises(ConfigurationError, match="must hold the 4 samples .* but holds 3"):
+    with pytest.raises(ConfigurationError, match=r"must hold the 4 samples .* but holds 3"):
         list(micro_batches(loader, FakeStrategy(0, 1)))
 
 

@@ -8,14 +8,16 @@ from torch import nn
 from toys import Lines, loader_of, make_model, make_runner, make_trainer, squared
 
 import srforge.training
-from srforge.distributed import begin_epoch
+from srforge.distributed import ConfigurationError, begin_epoch, setup_device
 from srforge.training import (
     ExponentialMovingAverage,
     Hook,
     Metrics,
     NonFiniteGradientError,
+    Objective,
     RunnerOptions,
     Schedule,
+    TrainingRunner,
     ValidationRunner,
     hooks_into,
 )
@@ -194,6 +196,14 @@ def test_skipped_steps_are_counted_and_leave_finite_weights():
     assert torch.isfinite(norm.total)
     assert float(norm.count) == 3.0, "the norm is the mean over the steps that were taken"
     assert all(torch.isfinite(p).all() for p in runner.model.parameters())
+
+
+@pytest.mark.parametrize(("term", "metric"), [("loss", "a"), ("grad_norm", "a"), ("a", "num_samples"), ("a", "a")])
+def test_a_term_under_a_name_that_is_reported_already_is_refused(term, metric):
+    model, _ = setup_device(make_model(), "cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="Names of terms must be their own, but"):
+        TrainingRunner(model, optimizer, Objective({term: squared}), metrics=Metrics({metric: squared}))
 
 
 def test_max_steps_ends_the_epoch_after_so_many_optimizer_steps():

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
+from srforge.distributed.errors import SRForgeError
 from srforge.distributed.seeding import mix, preserved_rng, seed_sample
 from srforge.distributed.sharding import SampleKey
 
@@ -18,6 +19,10 @@ _COLLATE = 0x63  # keeps the seed of a batch apart from those of its samples
 
 class SampleError(RuntimeError):
     """A data set failed to make a sample; says which one, on which rank and in which worker, and why."""
+
+
+class SampleConfigurationError(SampleError, SRForgeError):
+    """As ``SampleError``, where the reason is one of SR-Forge's own errors: it says all there is to know in one line."""
 
 
 class SeededDataset(Dataset[Any]):
@@ -80,7 +85,8 @@ class SeededDataset(Dataset[Any]):
             except Exception as error:
                 if epoch is None:
                     raise  # asked for by hand, not by a loader
-                raise SampleError(
+                kind = SampleConfigurationError if isinstance(error, SRForgeError) else SampleError
+                raise kind(
                     f"sample {asked} (epoch {epoch}) must be readable, but its data set failed on rank {self.rank}, "
                     f"{_process_name()}: {type(error).__name__}: {error}"
                 ) from error

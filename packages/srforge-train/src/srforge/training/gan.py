@@ -22,7 +22,7 @@ from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gan_model import JUDGE, discriminator_of, refuse_wrong_shares
 from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import GAN_POINTS, HookPoints
-from srforge.training.objective import Metrics, Objective, TermValues, refuse_dead_terms
+from srforge.training.objective import Metrics, Objective, TermValues, refuse_dead_terms, refuse_taken_names
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -77,6 +77,7 @@ class GANRunner:
         self.optimizers = {name: optimizers[name] for name in sorted(optimizers, key=lambda name: name == JUDGE)}
         self.parameters = {name: _parameters_of(optimizer) for name, optimizer in self.optimizers.items()}
         refuse_wrong_shares(self.parameters, self.bare_discriminator)
+        refuse_taken_names(objective, metrics)
         self._judging = [p for p in self.bare_discriminator.parameters() if p.requires_grad]
         self.objective = objective
         self.adversarial = adversarial

@@ -198,6 +198,23 @@ def refuse_dead_terms(values: TermValues) -> None:
         )
 
 
+# Names under which the loop itself reports.
+_OWN_NAMES = frozenset({"loss", "grad_norm", "num_samples", "skipped_steps", "skipped_samples"})
+
+
+def refuse_taken_names(objective: Objective, metrics: Metrics | None) -> None:
+    """Refuse terms that would hide another value of the same epoch.
+
+    Raises:
+        ConfigurationError: A term of a training loop has a name under which the loop reports, or a metric that of a term.
+    """
+    names = [*objective.terms, *(metrics.terms if metrics is not None else ())]
+    if taken := sorted({name for name in names if name in _OWN_NAMES or names.count(name) > 1}):
+        raise ConfigurationError(
+            f"Names of terms must be their own, but {', '.join(taken)} is reported already. Rename the term."
+        )
+
+
 def mean_of(name: str, value: Value) -> Tensor:
     """Return the mean that a term's value stands for, shape ``()``; of a mapping, the mean of its bands' means.
 

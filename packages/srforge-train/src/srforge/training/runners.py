@@ -19,7 +19,7 @@ from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
-from srforge.training.objective import Metrics, Objective, refuse_dead_terms
+from srforge.training.objective import Metrics, Objective, refuse_dead_terms, refuse_taken_names
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -50,6 +50,7 @@ class TrainingRunner:
         ema: ExponentialMovingAverage | None = None,
         options: RunnerOptions | None = None,
     ) -> None:
+        refuse_taken_names(objective, metrics)
         self.options = options or RunnerOptions()
         self.device = get_active_strategy().device
         self.model = model
