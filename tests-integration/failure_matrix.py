@@ -122,7 +122,9 @@ def run_cell(how, phase, world_size, folder):
             os.kill(pid, signal.SIGKILL)
     kill_session(process)
     outcome.left += [str(path) for path in Path("/dev/shm").iterdir() if _owner(path.name) in seen]
-    outcome.left += [str(path.name) for path in Path(folder, "runs").rglob(".*") if path.is_file() and path.suffix != ".lock"]
+    outcome.left += [
+        str(path.name) for path in Path(folder, "runs").rglob(".*") if path.is_file() and path.suffix != ".lock"
+    ]
     outcome.output = Path(folder, "log").read_text(errors="replace")
     if (notes / "fault").exists():
         outcome.seconds = ended - float((notes / "fault").read_text())
