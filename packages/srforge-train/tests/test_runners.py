@@ -179,6 +179,31 @@ def test_no_step_makes_the_host_wait(monkeypatch, policy):
     assert counts[0] <= 2
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="host syncs are seen on a GPU only")
+def test_no_step_waits_for_the_device():
+    model, device = setup_device(make_model(dtype=torch.float32), "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    options = RunnerOptions(max_norm=1.0)
+    runner = TrainingRunner(
+        model, optimizer, Objective({"l2": squared}), metrics=Metrics({"b": squared}), options=options
+    )
+    batch = {name: value.to(device) for name, value in Lines(4, torch.float32)[:4].items()}
+    runner.run_epoch([batch] * 3, 0)
+
+    class Strict(Hook):
+        @hooks_into("on_epoch_start")
+        def start(self, context):
+            torch.cuda.set_sync_debug_mode("error")
+
+        @hooks_into("on_post_step")
+        def stop(self, context):
+            if context.index == 4:
+                torch.cuda.set_sync_debug_mode("default")
+
+    runner.hooks.attach(Strict())
+    runner.run_epoch([batch] * 5, 1)
+
+
 def test_a_broken_gradient_ends_the_epoch_by_name():
     data = Lines(8)
     data.hr[3] = float("nan")

@@ -128,6 +128,20 @@ def test_an_unprepared_model_is_refused_under_a_distributed_strategy():
         Trainer(runner, seed=0).train(1, loader_of(Lines(8)))
 
 
+def test_a_monitor_that_nothing_measures_is_refused_before_the_first_epoch(tmp_path):
+    trainer = noisy_trainer(tmp_path, monitor="validation/l3")
+    with pytest.raises(ConfigurationError, match=r"is 'validation/l3'\. There are validation/l2"):
+        trainer.train(1, *loaders())
+
+    class Adding(Hook):
+        @hooks_into("on_post_forward")
+        def add(self, context):
+            context.terms.add("l3", context.terms["l2"])
+
+    trainer.validation_runner.hooks.attach(Adding())
+    assert trainer.train(1, *loaders()).best_epoch == 0
+
+
 def test_an_empty_loader_is_an_error():
     with pytest.raises(ConfigurationError, match="at least one batch"):
         make_trainer().train(1, [])

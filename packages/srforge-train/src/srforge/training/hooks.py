@@ -108,6 +108,10 @@ class HookPoints:
             self._handlers[point].append(handler)
         self.hooks.append(hook)
 
+    def has_handlers(self, point: str) -> bool:
+        """Say whether any attached hook handles a point."""
+        return bool(self._handlers[point])
+
     def fire(self, point: str, context: Any) -> None:
         """Run the handlers of a point, in attach order."""
         for handler in self._handlers[point]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from srforge.distributed import ConfigurationError
 from srforge.training.options import TrainerOptions
 from srforge.training.protocols import Runner
+from srforge.training.runners import ValidationRunner
 from srforge.training.schedules import monitored_value
 
 
@@ -91,21 +92,29 @@ def is_over(options: TrainerOptions, standing: Standing, epochs_left: int, globa
     return stop_reason(whole, standing, epochs_left=epochs_left, global_step=global_step, minutes=0.0) is not None
 
 
-def refuse_unmeasured(monitor: str | None, runner: Runner, *, is_validated: bool) -> None:
-    """Refuse to follow a metric of validation in a run that has none: there would be no best epoch, and no patience.
+def refuse_unmeasured(monitor: str | None, runner: Runner, validator: ValidationRunner | None) -> None:
+    """Refuse to follow a metric of validation that is not measured: there would be no best epoch, and no patience.
 
     Args:
         monitor: What decides which epoch is best.
         runner: Its schedules may follow a metric as well.
-        is_validated: Whether the run has validation.
+        validator: What validates; None: nothing does.
 
     Raises:
-        ConfigurationError: A metric of validation is followed without validation.
+        ConfigurationError: A metric of validation is followed without validation, or it has no such metric.
     """
     followed = [monitor, *(schedule.monitor for schedule in runner.schedules.values())]
     names = [name for name in followed if name is not None and name.startswith("validation/")]
-    if names and not is_validated:
+    if names and validator is None:
         raise ConfigurationError(
             f"`monitor` must be measured, but is {names[0]!r} and there is no validation. Give validation data, or follow "
             "a metric of training, or none."
         )
+    if validator is None or validator.hooks.has_handlers("on_post_forward"):  # a hook may add metrics
+        return
+    if type(validator).run_epoch is not ValidationRunner.run_epoch:  # so may a loop of the user's own
+        return
+    for name in names:
+        if name.split("/")[1] not in {*validator.metrics.terms, "skipped_samples"}:
+            known = ", ".join(f"validation/{term}" for term in validator.metrics.terms)
+            raise ConfigurationError(f"`monitor` must be a metric of validation, but is {name!r}. There are {known}.")

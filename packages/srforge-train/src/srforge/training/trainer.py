@@ -201,8 +201,9 @@ class Trainer:
 
     def _refuse_what_cannot_work(self, epochs: int, val_loader: Any) -> None:
         require_positive("epochs", epochs)
-        is_validated = self.validation_runner is not None and val_loader is not None
-        refuse_unmeasured(self.options.monitor, self.training_runner, is_validated=is_validated)
+        refuse_unmeasured(
+            self.options.monitor, self.training_runner, None if val_loader is None else self.validation_runner
+        )
         strategy = get_active_strategy()
         if strategy.world_size > 1 and not strategy.is_prepared(self.training_runner.model):
             raise UnpreparedModelError(
