@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from toys import Lines, loader_of, squared
 
+import srforge.training
 from srforge.distributed import ConfigurationError, set_active_strategy, setup_device
 from srforge.distributed.testing import FakeStrategy
 from srforge.training import (
@@ -258,11 +259,11 @@ def test_validation_measures_the_average_of_the_generator():
 
 
 def test_two_frames_lie_between_the_script_and_each_optimizer():
-    frames = []
+    frames, package = [], str(Path(srforge.training.__file__).parent)
 
     class Looking(torch.optim.SGD):
         def step(self, closure=None):
-            frames.append([f.name for f in traceback.extract_stack() if "/srforge/" in Path(f.filename).as_posix()])
+            frames.append([f.name for f in traceback.extract_stack() if f.filename.startswith(package)])
             return super().step(closure)
 
     runner = make_runner(optimizer=Looking)
