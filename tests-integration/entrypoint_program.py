@@ -1,6 +1,7 @@
 """A script under ``rank_entrypoint`` that fails on its last rank in the way that its first argument names."""
 
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -9,6 +10,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from srforge.distributed import ConfigurationError, on_exit, rank_entrypoint
+
+
+# A shell's background job starts with SIGINT ignored, and what is ignored stays so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def fail(how):
