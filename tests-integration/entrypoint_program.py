@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from srforge.distributed import ConfigurationError, on_exit, rank_entrypoint
 
-
 # A shell's background job starts with SIGINT ignored, and what is ignored stays so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
