@@ -88,8 +88,7 @@ class Trainer:
         self.hooks = HookPoints(type(self).__name__, TRAINER_POINTS)
         for hook in hooks:
             self.hooks.attach(hook)
-        self.epoch = 0  # the next one to run
-        self.standing = Standing()
+        self.epoch, self.standing = 0, Standing()  # the next epoch to run, the best one so far
         self.stop_reason: str | None = None
         self.metrics: Mapping[str, Any] = {}
         self.baseline: Mapping[str, Any] = {}
@@ -288,7 +287,7 @@ class Trainer:
         return None if limit is None else max(0, limit - self.training_runner.global_step)
 
     def _all_hooks(self) -> dict[str, HookPoints]:
-        owners: list[Any] = [self, self.training_runner, self.validation_runner]
+        owners = (self, self.training_runner, self.validation_runner)
         return {type(owner).__name__: owner.hooks for owner in owners if owner is not None}
 
     def _result(self) -> TrainingResult:
