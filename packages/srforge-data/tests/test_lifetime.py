@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def is_running(pid):
 
 def test_rank_itself_is_left_alone():
     end_with_parent()  # a process without a multiprocessing parent
+    assert "srforge-lifetime" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_only_a_fork_server_is_guarded():
