@@ -100,7 +100,7 @@ def test_without_a_launcher_all_ranks_end_and_the_cause_is_in_one_log(tmp_path):
     assert codes == [1, 1]
     assert seconds < 30
     assert (tmp_path / "log-1").read_text().splitlines()[-1] == "[rank 1] ValueError: the batch is bad"
-    assert "[rank 0] Another rank ended first: its own message tells the cause." in (tmp_path / "log-0").read_text()
+    assert "[rank 0] Another rank ended first: its own log tells the cause." in (tmp_path / "log-0").read_text()
 
 
 def test_alone_sigterm_ends_with_143_and_an_error_on_purpose_is_one_line(tmp_path):

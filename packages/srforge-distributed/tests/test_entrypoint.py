@@ -6,8 +6,9 @@ import re
 import signal
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
-from srforge.distributed import entrypoint, termination
+from srforge.distributed import breadcrumbs, entrypoint, termination
 from srforge.distributed.entrypoint import is_aftermath, rank_entrypoint
 from srforge.distributed.errors import CollectiveError, ConfigurationError
 from srforge.distributed.termination import on_exit
@@ -124,11 +125,60 @@ def test_interrupt_leaves_at_once_with_several_ranks(left, capfd):
     assert left == [(130, 0.0, "")]
 
 
-@pytest.mark.usefixtures("rank_2_of_3")
-def test_lost_peer_is_told_apart_from_the_cause(left, capfd):
+@pytest.mark.usefixtures("rank_2_of_3", "left")
+def test_lost_peer_is_told_apart_from_the_cause(capfd):
     with pytest.raises(Left):
         raising(RuntimeError(LOST_PEER))()
-    assert "[rank 2] Another rank ended first: its own message tells the cause." in capfd.readouterr().err
+    assert "[rank 2] Another rank ended first: its own log tells the cause." in capfd.readouterr().err
+
+
+@pytest.fixture
+def fleet_of_3(monkeypatch):
+    """Three ranks that report to one store, of which this process is the last; quick."""
+    monkeypatch.setattr(breadcrumbs, "_PERIOD_SECONDS", 0.1)
+    store = HashStore()
+    for rank in range(3):
+        breadcrumbs.start_reporting(store, rank, 3)
+    yield store
+    breadcrumbs.stop_reporting()
+
+
+@pytest.mark.usefixtures("rank_2_of_3", "left")
+def test_rank_that_left_word_of_its_end_is_named_with_its_reason(capfd, fleet_of_3, record):
+    fleet_of_3.set("srforge/seen/ends", "1")
+    fleet_of_3.set("srforge/seen/1/end", json.dumps([0, "ValueError: boom"]))
+    with pytest.raises(Left):
+        raising(RuntimeError(LOST_PEER))()
+    said = capfd.readouterr().err
+    assert "[rank 2] Rank 1 ended first: ValueError: boom. Its own log tells more.\n" in said
+    assert "died without a word" not in said
+    assert "Rank 1 ended first" in record.read_text()
+
+
+@pytest.mark.usefixtures("rank_2_of_3", "left", "fleet_of_3")
+def test_ranks_that_fell_silent_behind_a_lost_connection_died(capfd):
+    with pytest.raises(Left):
+        raising(RuntimeError(LOST_PEER))()
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert (
+        last == "[rank 2] Ranks 0, 1 died without a word, or the host is cut off: look at the log, and at the host's."
+    )
+
+
+@pytest.mark.usefixtures("rank_2_of_3", "left", "fleet_of_3")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("boom\nand more"), "ValueError: boom"),
+        (KeyError(), "KeyError"),
+        (SystemExit(0), "exited with 0"),
+    ],
+)
+def test_rank_that_fails_leaves_word_for_the_others(error, reason):
+    with pytest.raises(Left):
+        raising(error)()
+    first = breadcrumbs.first_to_end()
+    assert (first.rank, first.reason) == (2, reason)
 
 
 def test_only_errors_of_the_connection_are_an_aftermath():

@@ -114,7 +114,9 @@ def test_run_finishers_runs_each_once_in_order():
 def test_signal_ends_a_process_whose_main_thread_never_returns_to_python(number, exit_code):
     def child(ready):
         on_exit(lambda code: say(f"finisher {code}\n"))
-        with leave_on_signals("[rank 1] ", interrupt_too=True):
+        with leave_on_signals(
+            "[rank 1] ", interrupt_too=True, announce=lambda reason: say(f"told the others: {reason}\n")
+        ):
             # As in a blocked collective: the main thread is not interrupted, and runs no Python handler.
             signal.pthread_sigmask(signal.SIG_BLOCK, [number])
             lock = threading.Lock()
@@ -124,13 +126,18 @@ def test_signal_ends_a_process_whose_main_thread_never_returns_to_python(number,
 
     code, text, seconds = end_of(child, signals=[number])
     assert code == exit_code
-    assert text == f"[rank 1] received {signal.Signals(number).name}: leaving with {exit_code}\nfinisher {exit_code}\n"
+    name = signal.Signals(number).name
+    assert text.splitlines() == [
+        f"[rank 1] received {name}: leaving with {exit_code}",
+        f"told the others: received {name}",
+        f"finisher {exit_code}",
+    ]
     assert seconds < 5
 
 
 def test_sigterm_ends_an_endless_python_loop():
     def child(ready):
-        with leave_on_signals("", interrupt_too=False):
+        with leave_on_signals("", interrupt_too=False, announce=print):
             ready()
             while True:
                 pass
@@ -142,7 +149,7 @@ def test_sigterm_ends_an_endless_python_loop():
 
 def test_interrupt_stays_python_s_when_alone():
     def child(ready):
-        with leave_on_signals("", interrupt_too=False):
+        with leave_on_signals("", interrupt_too=False, announce=print):
             try:
                 ready()
                 time.sleep(30)
@@ -155,7 +162,7 @@ def test_interrupt_stays_python_s_when_alone():
 def test_handler_of_the_script_stays():
     def child(ready):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(6))
-        with leave_on_signals("", interrupt_too=True):
+        with leave_on_signals("", interrupt_too=True, announce=print):
             ready()
             time.sleep(30)
 
@@ -164,7 +171,7 @@ def test_handler_of_the_script_stays():
 
 def test_terminated_forked_worker_does_not_end_its_rank():
     def child(ready):
-        with leave_on_signals("", interrupt_too=False):
+        with leave_on_signals("", interrupt_too=False, announce=print):
             worker = os.fork()
             if worker == 0:
                 time.sleep(30)
@@ -206,7 +213,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
     seen = []
 
     def body():
-        with leave_on_signals("", interrupt_too=True):
+        with leave_on_signals("", interrupt_too=True, announce=print):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=body)

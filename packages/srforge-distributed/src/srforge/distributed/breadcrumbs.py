@@ -1,6 +1,7 @@
 """Where each rank is: noted for nothing in the loop, sent to the store twice a second by a thread, read when all is over.
 
-After a timeout this tells in which phase and step every rank was last seen, and which one no longer answers.
+After a timeout this tells in which phase and step every rank was last seen, and which one no longer answers. A rank that
+ends before the others leaves its reason there too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -19,6 +20,8 @@ from srforge.distributed.termination import run_bounded
 _PERIOD_SECONDS = 0.5
 # Of a large fleet each rank reports less often: the store serves about so many reports a second.
 _REPORTS_PER_SECOND = 64
+
+_FAREWELL_SECONDS = 1.0
 
 _here: tuple[str, int | None, int | None] = ("start", None, None)
 _publisher: _Publisher | None = None
@@ -34,6 +37,40 @@ def note_place(phase: str, epoch: int | None = None, step: int | None = None) ->
     """
     global _here  # noqa: PLW0603 - one place per process; a plain assignment is all that a training step pays
     _here = (phase, epoch, step)
+
+
+def note_end(reason: str) -> None:
+    """Leave word of why this rank ends before the others; takes a second at most.
+
+    Args:
+        reason: One line.
+    """
+    publisher = _publisher
+    if publisher is not None:
+        run_bounded([lambda: publisher.say_why(reason)], _FAREWELL_SECONDS)
+
+
+class Sighting(NamedTuple):
+    """What the store knows of a rank.
+
+    Attributes:
+        rank: Which.
+        place: Where it was last seen, in words.
+        answers: It reported while this was asked.
+        order: How many ranks had left word of their end before it, or None: it has not.
+        reason: What it said of its end.
+    """
+
+    rank: int
+    place: str
+    answers: bool
+    order: int | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.order is not None:
+            return f"rank {self.rank} ended in {self.place}: {self.reason}"
+        return f"rank {self.rank} {'in' if self.answers else 'no longer answers, last in'} {self.place}"
 
 
 class _Publisher:
@@ -55,6 +92,11 @@ class _Publisher:
         self._over.set()
         self._thread.join(1.0)
 
+    def say_why(self, reason: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone: nobody is left to be told
+            order = self.store.add("ends", 1) - 1
+            self.store.set(f"{self.rank}/end", json.dumps([order, reason]))
+
     def read(self) -> list[tuple[int, str]]:
         """Return (reports so far, place in words) of each rank."""
         keys = [str(rank) for rank in range(self.world_size)]
@@ -65,6 +107,12 @@ class _Publisher:
             )
             found.append((int(beat), _in_words(phase, epoch, step)))
         return found
+
+    def read_end(self, rank: int) -> tuple[int | None, str]:
+        """Return (ranks that ended before, reason) of a rank that left word, else (None, "")."""
+        key = f"{rank}/end"
+        order, reason = json.loads(self.store.get(key)) if self.store.check([key]) else (None, "")
+        return order, reason
 
     def _run(self) -> None:
         beat = 0
@@ -98,26 +146,57 @@ def stop_reporting() -> None:
         atexit.unregister(stop_reporting)
 
 
-def describe_fleet() -> str:
-    """Return where each rank was last seen and which no longer answer, in one line; takes some seconds.
-
-    Returns:
-        Empty where nothing is known: no fleet, or its store is gone.
-    """
-    publisher, lines = _publisher, list[str]()
+def first_to_end() -> Sighting | None:
+    """Return the rank that was the first to leave word of its end, or None: nobody has, or the store is gone."""
+    publisher, ended = _publisher, list[Sighting]()
     if publisher is None:
-        return ""
+        return None
 
     def look() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone with the rank that hosted it
+        with contextlib.suppress(RuntimeError):
+            for rank, (_, place) in enumerate(publisher.read()):
+                order, reason = publisher.read_end(rank)
+                if order is not None:
+                    ended.append(Sighting(rank, place, answers=False, order=order, reason=reason))
+
+    run_bounded([look], _FAREWELL_SECONDS)
+    return min(list(ended), key=lambda each: each.order or 0, default=None)
+
+
+def look_at_fleet() -> list[Sighting] | None:
+    """Return what is known of each rank, in rank order; takes some seconds.
+
+    Returns:
+        None without a fleet; empty where its store no longer answers: it is gone with the process that hosted it, the
+        process is stopped, or its host is cut off.
+    """
+    publisher, sightings = _publisher, list[Sighting]()
+    if publisher is None:
+        return None
+
+    def look() -> None:
+        with contextlib.suppress(RuntimeError):
             before = publisher.read()
             time.sleep(2 * publisher.period)
-            for rank, ((old, _), (beat, place)) in enumerate(zip(before, publisher.read(), strict=True)):
-                lines.append(f"rank {rank} {'in' if beat > old else 'no longer answers, last in'} {place}")
+            found = [
+                Sighting(rank, place, beat > old, *publisher.read_end(rank))
+                for rank, ((old, _), (beat, place)) in enumerate(zip(before, publisher.read(), strict=True))
+            ]
+            sightings.extend(found)
 
-    # A store that a stopped process hosts never answers.
     run_bounded([look], 2 * publisher.period + 2.0)
-    return f"Last seen: {'; '.join(lines)}." if lines else ""
+    return list(sightings)
+
+
+def describe_fleet(sightings: list[Sighting] | None) -> str:
+    """Return what ``look_at_fleet`` found in one line; empty without a fleet."""
+    if sightings is None:
+        return ""
+    if not sightings:
+        return (
+            "Last seen: nobody. The host of rank 0, where the ranks report, no longer answers: it ended or is cut off."
+        )
+    return f"Last seen: {'; '.join(map(str, sightings))}."
 
 
 def _in_words(phase: str, epoch: int | None, step: int | None) -> str:

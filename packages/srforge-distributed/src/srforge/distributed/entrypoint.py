@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from srforge.distributed.active import get_active_strategy
-from srforge.distributed.breadcrumbs import describe_fleet
+from srforge.distributed.breadcrumbs import describe_fleet, first_to_end, look_at_fleet, note_end
 from srforge.distributed.environment_variables import error_file, full_traceback
 from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError, SRForgeError
 from srforge.distributed.orphans import leave_with_launcher
@@ -74,7 +74,7 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
         topology = _topology()
         several = topology.world_size > 1
         tag = f"[rank {topology.rank}] " if several else ""
-        with leave_on_signals(tag, interrupt_too=several), leave_with_launcher(tag):
+        with leave_on_signals(tag, interrupt_too=several, announce=note_end), leave_with_launcher(tag):
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:  # every way out of main ends here
@@ -132,23 +132,45 @@ def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
     else:
         text = _describe(error)
     if is_aftermath(error):
-        text += "\nAnother rank ended first: its own message tells the cause."
-        _print_tagged(text, tag)
-        # Time for the launcher to see the failure that came first, and to record it as the root cause. torchrun
-        # compares whole seconds.
-        started = time.monotonic()
-        seen = describe_fleet()
-        time.sleep(max(0.0, started + AFTERMATH_SECONDS - time.monotonic()))
-        if seen:
-            _print_tagged(seen, tag)
-            text += f"\n{seen}"
+        text = _show_aftermath(text, tag)
         _record(error, text)
     else:
-        if _is_timeout(error) and (seen := describe_fleet()):
+        reason = f"exited with {error.code!r}" if isinstance(error, SystemExit) else _in_one_line(error)
+        if _is_timeout(error) and (seen := describe_fleet(look_at_fleet())):
             text += f"\n{seen}"
+        note_end(reason)
         _record(error, text)
         _print_tagged(text, tag)
     leave(exit_code, DRAIN_SECONDS, last_words=tag + text.splitlines()[-1])
+
+
+def _show_aftermath(text: str, tag: str) -> str:
+    """Print an error that says no more than that another process is gone; return it with what is known of that one."""
+    started = time.monotonic()
+    first = first_to_end()
+    if first is None:
+        text += "\nAnother rank ended first: its own log tells the cause."
+    else:
+        text += f"\nRank {first.rank} ended first: {first.reason}. Its own log tells more."
+    _print_tagged(text, tag)
+    sightings = look_at_fleet()
+    # Time for the launcher to see the failure that came first, and to record it as the root cause. torchrun compares
+    # whole seconds.
+    time.sleep(max(0.0, started + AFTERMATH_SECONDS - time.monotonic()))
+    more = [describe_fleet(sightings)]
+    silent = [str(each.rank) for each in sightings or [] if not each.answers and each.order is None]
+    if silent and first is None:
+        ranks = f"Rank {silent[0]}" if len(silent) == 1 else f"Ranks {', '.join(silent)}"
+        more.append(f"{ranks} died without a word, or the host is cut off: look at the log, and at the host's.")
+    for line in filter(None, more):
+        _print_tagged(line, tag)
+        text += f"\n{line}"
+    return text
+
+
+def _in_one_line(error: BaseException) -> str:
+    message = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__
 
 
 def is_aftermath(error: BaseException | None) -> bool:

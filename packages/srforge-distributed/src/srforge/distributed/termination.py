@@ -78,7 +78,7 @@ def print_bounded(text: str) -> None:
 
 
 @contextlib.contextmanager
-def leave_on_signals(tag: str, *, interrupt_too: bool) -> Iterator[None]:
+def leave_on_signals(tag: str, *, interrupt_too: bool, announce: Callable[[str], None]) -> Iterator[None]:
     """Leave with 143 on SIGTERM (and with 130 on SIGINT) in the body, also while it is blocked in a collective.
 
     A Python signal handler runs only when the main thread is back in Python; a blocked collective may keep it away
@@ -88,6 +88,7 @@ def leave_on_signals(tag: str, *, interrupt_too: bool) -> Iterator[None]:
     Args:
         tag: Prefix of what is printed, such as ``[rank 1] ``.
         interrupt_too: Leave at once on SIGINT too, instead of raising KeyboardInterrupt.
+        announce: Called with the reason before this process leaves; must end in a moment.
     """
     exit_codes: dict[int, int] = {}
     if threading.current_thread() is threading.main_thread():
@@ -100,7 +101,9 @@ def leave_on_signals(tag: str, *, interrupt_too: bool) -> Iterator[None]:
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_watch, args=(reader, exit_codes, tag), name="srforge-signals", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(reader, exit_codes, tag, announce), name="srforge-signals", daemon=True
+    ).start()
     previous_handlers = {number: signal.signal(number, _wait_for_the_watcher) for number in exit_codes}
     previous_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     _set_watching(True)
@@ -114,13 +117,14 @@ def leave_on_signals(tag: str, *, interrupt_too: bool) -> Iterator[None]:
         writer.close()  # ends the thread
 
 
-def _watch(reader: socket.socket, exit_codes: dict[int, int], tag: str) -> None:
+def _watch(reader: socket.socket, exit_codes: dict[int, int], tag: str, announce: Callable[[str], None]) -> None:
     with reader:
         while numbers := reader.recv(64):
             for number in numbers:
                 if number in exit_codes:
                     name = signal.Signals(number).name
                     print_bounded(f"{tag}received {name}: leaving with {exit_codes[number]}")
+                    announce(f"received {name}")
                     leave(exit_codes[number], SIGNAL_DRAIN_SECONDS)
 
 
