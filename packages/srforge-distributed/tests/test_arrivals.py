@@ -87,13 +87,13 @@ def test_record_tells_who_and_what():
     assert own_record(topology(0, 2), {}) == {name: record[name] for name in record if not name.startswith("`")}
 
 
-def test_script_is_part_of_the_record(tmp_path, monkeypatch):
-    import sys
+def test_module_that_one_rank_has_not_imported_is_no_difference():
+    ours, theirs = {"code of model.py": "1", "code of data.py": "2"}, {"code of data.py": "2"}
+    assert outcomes([(topology(0, 2), ours), (topology(1, 2), theirs)]) == ["", ""]
+    said = outcomes([(topology(0, 2), ours), (topology(1, 2), {"code of model.py": "9"})])
+    assert all("code of model.py is " in message for message in said)
 
-    digests = set()
-    for text in ("a", "b", "b"):
-        script = tmp_path / "train.py"
-        script.write_text(text)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-        digests.add(own_record(topology(0, 2), {})["training script"])
-    assert len(digests) == 2
+
+def test_package_that_one_rank_lacks_is_a_difference():
+    said = outcomes([(topology(0, 2), {"code of srforge.sr": "1"}), (topology(1, 2), {})])
+    assert any("code of srforge.sr is 1 on rank 0 (host h0, pid 100), missing on rank 1" in each for each in said)

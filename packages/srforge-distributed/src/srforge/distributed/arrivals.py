@@ -5,23 +5,20 @@ Each rank leaves a record at the store. The group's own start would say no more 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from srforge.distributed.announcements import say_once
+from srforge.distributed.code_digests import package_digests, script_digests, versions
 from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.topology import Topology
 
@@ -34,15 +31,16 @@ _meetings = itertools.count()
 
 
 def own_record(topology: Topology, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return what this rank tells the others of itself; all but host and process id must be equal everywhere.
+    """Return what this rank tells the others of itself.
+
+    All but host and process id must be equal everywhere; a module that only one rank has imported so far is let pass.
 
     Args:
         topology: Place in the fleet.
         facts: Further values that must be the same on every rank, by name.
     """
     record = {"host": socket.gethostname(), "pid": str(os.getpid()), "WORLD_SIZE": str(topology.world_size)}
-    record |= {"torch": torch.__version__, **_versions(), "code of srforge.distributed": _digest_of_code()}
-    record["training script"] = _digest_of_script()
+    record |= {"torch": torch.__version__, **versions(), **package_digests(), **script_digests()}
     return record | {name: str(value) for name, value in facts.items()}
 
 
@@ -121,7 +119,7 @@ def _missing(missing: Sequence[int], topology: Topology) -> str:
 
 def _compare(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str, str]]) -> None:
     differing = {
-        other: [name for name in own if name not in _ABOUT_A_RANK and record.get(name) != own[name]]
+        other: [name for name in own if _must_agree(name, record) and record.get(name) != own[name]]
         for other, record in others.items()
     }
     differing = {other: names for other, names in differing.items() if names}
@@ -139,6 +137,11 @@ def _compare(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str
     )
 
 
+def _must_agree(name: str, record: Mapping[str, str]) -> bool:
+    is_module = name.startswith("code of ") and name.endswith(".py")
+    return name in record if is_module else name not in _ABOUT_A_RANK
+
+
 def _read(store: Any, rank: int) -> dict[str, str]:
     record: dict[str, str] = json.loads(store.get(f"record/{rank}"))
     return record
@@ -151,24 +154,3 @@ def _named(rank: int, record: Mapping[str, str]) -> str:
 def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:16]) + (", ..." if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def _versions() -> dict[str, str]:
-    names = [f"srforge-{name}" for name in ("distributed", "data", "track", "train", "sr")]
-    installed = {found.name: found.version for name in names for found in metadata.distributions(name=name)}
-    return {name: installed.get(name, "not installed") for name in names}
-
-
-def _digest_of_code() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _digest_of_script() -> str:
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "none"
-    except OSError:
-        return "unreadable"
