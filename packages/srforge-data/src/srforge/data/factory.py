@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from srforge.data.collation import collate_samples
 from srforge.data.environment_variables import keep_opencv_threads
 from srforge.data.hang import arm_hang_reports
 from srforge.data.loader_checks import check_workers, settings_of, warn_changed_settings, warn_stored_generators
@@ -118,6 +119,8 @@ class DataLoaderFactory:
             )
             if arguments.get("collate_fn") is not None:
                 arguments["collate_fn"] = SeededCollate(arguments["collate_fn"], dataset)
+        if arguments.get("collate_fn") is None and _makes_batches(arguments):
+            arguments["collate_fn"] = collate_samples
         if arguments.get("generator") is None:  # torch would draw the workers' base seed from the global one
             arguments["generator"] = torch.Generator().manual_seed(mix(seed, _LOADER_SEED, strategy.rank) >> 1)
         if self.num_workers:
@@ -152,6 +155,11 @@ class DataLoaderFactory:
             raise ConfigurationError(
                 f"`{wrong[0]}` must be left out for an iterable data set, which has no indices. Remove it."
             )
+
+
+def _makes_batches(arguments: dict[str, Any]) -> bool:
+    """Whether a loader of these arguments collates samples, rather than passing on what its data set makes."""
+    return arguments.get("batch_size", 1) is not None or arguments.get("batch_sampler") is not None
 
 
 class CheckedDataLoader(DataLoader[Any]):
