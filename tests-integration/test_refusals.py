@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from failure_matrix import ARGUMENTS
+from failure_run import ARGUMENTS
 from harness import free_port, kill_session, rank_environment
 
 APP = Path(__file__).parents[1] / "apps" / "train.py"
