@@ -64,6 +64,18 @@ def test_what_differs_is_named_with_rank_host_and_both_values():
     assert "torch is 2.7 on rank 1 (host h1, pid 101), 2.6 on rank 0 (host h0, pid 100)" in said[1]
 
 
+@pytest.mark.parametrize("flawed", [0, 1])
+def test_name_that_leads_the_others_to_themselves_is_refused_by_all(flawed):
+    ranks = [(topology(rank, 2), {"loopback": "127.0.1.1" if rank == flawed else ""}) for rank in range(2)]
+    cure = f"but is 127.0.1.1 on rank {flawed} (host h{flawed}, pid 10{flawed}). Set GLOO_SOCKET_IFNAME"
+    assert all(cure in message for message in outcomes(ranks, timeout=60.0))
+
+
+def test_names_on_loopback_serve_where_all_ranks_are_on_one_host():
+    record = {"host": "h0", "loopback": "127.0.1.1"}
+    assert outcomes([(topology(rank, 2), record) for rank in range(2)]) == ["", ""]
+
+
 def test_other_world_size_is_told_without_waiting_for_the_ranks_that_it_adds():
     ranks = [(topology(0, 2), {"WORLD_SIZE": "2"}), (topology(1, 3), {"WORLD_SIZE": "3"})]
     said = outcomes(ranks, timeout=60.0)

@@ -18,6 +18,7 @@ TOPOLOGY = Topology(1, 0, 2, 1, "node-0", 29500)
         ("makeDeviceForHostname(): unsupported gloo device", "set GLOO_SOCKET_IFNAME"),
         ("Timed out after 30 seconds", "Check that rank 0 runs on MASTER_ADDR, that every host reaches it"),
         ("", "no reason given"),
+        ("failed to connect to 239.85.0.0:5 (errno: 113 - No route to host).", "does not: No route to host. Check"),
     ],
 )
 def test_failure_says_where_and_what_cures_it(said, cure):

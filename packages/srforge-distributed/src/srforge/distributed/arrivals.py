@@ -19,12 +19,15 @@ import torch.distributed as dist
 
 from srforge.distributed.announcements import say_once
 from srforge.distributed.code_digests import package_digests, script_digests, versions
+from srforge.distributed.environment_variables import GLOO_SOCKET_IFNAME
 from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.topology import Topology
 
 _FIRST_MESSAGE_SECONDS = 10.0
 _GRACE_SECONDS = 3.0
-_ABOUT_A_RANK = ("host", "pid")  # differ between ranks, and tell which one is meant
+#: Addresses of a host whose own name leads back to itself, while gloo would tell the others what the name leads to.
+LOOPBACK = "loopback"
+_ABOUT_A_RANK = ("host", "pid", LOOPBACK)  # differ between ranks, and tell which one is meant
 
 # A group may be opened, closed and opened again over one store; every rank counts alike.
 _meetings = itertools.count()
@@ -33,7 +36,8 @@ _meetings = itertools.count()
 def own_record(topology: Topology, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return what this rank tells the others of itself.
 
-    All but host and process id must be equal everywhere; a module that only one rank has imported so far is let pass.
+    All but what is about the rank itself must be equal everywhere; a module that only one rank has imported so far is
+    let pass.
 
     Args:
         topology: Place in the fleet.
@@ -54,7 +58,8 @@ def meet(store: Any, topology: Topology, record: Mapping[str, str], timeout_seco
         timeout_seconds: How long the others may take, > 0.
 
     Raises:
-        LaunchEnvironmentError: Ranks did not arrive, two processes have one rank, or records differ; names the ranks.
+        LaunchEnvironmentError: Ranks did not arrive, two processes have one rank, records differ, or a host's name
+            leads the others to themselves; names the ranks.
 
     Collective: every rank must call.
     """
@@ -118,6 +123,7 @@ def _missing(missing: Sequence[int], topology: Topology) -> str:
 
 
 def _compare(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str, str]]) -> None:
+    _refuse_names_on_loopback(own, rank, others)
     differing = {
         other: [name for name in own if _must_agree(name, record) and record.get(name) != own[name]]
         for other, record in others.items()
@@ -135,6 +141,18 @@ def _compare(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str
         f"all ranks must run the same code with the same options, but {'; '.join(parts[:8])}. Give every host the same "
         "environment, script and command line."
     )
+
+
+def _refuse_names_on_loopback(own: Mapping[str, str], rank: int, others: Mapping[int, Mapping[str, str]]) -> None:
+    """Refuse hosts whose own names lead to 127.0.1.1 (Debian's habit): the others would connect to themselves."""
+    elsewhere = {other: record for other, record in others.items() if record["host"] != own["host"]}
+    for each, record in {rank: own, **elsewhere}.items() if elsewhere else ():
+        if addresses := record.get(LOOPBACK):
+            raise LaunchEnvironmentError(
+                f"the host name {record['host']} must resolve to an address that the other hosts reach, but is "
+                f"{addresses} on {_named(each, record)}. Set {GLOO_SOCKET_IFNAME} to the interface between the hosts, or "
+                "correct /etc/hosts there."
+            )
 
 
 def _must_agree(name: str, record: Mapping[str, str]) -> bool:

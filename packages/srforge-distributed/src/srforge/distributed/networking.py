@@ -32,7 +32,7 @@ def refuse_unusable_network(topology: Topology, backend: str, *, hosts_store: bo
 
     Raises:
         LaunchEnvironmentError: The address does not resolve or is not this host's, the port is taken, the interface is
-            not there, or this host's own name leads to itself only.
+            not there.
     """
     assert topology.master_addr is not None
     assert topology.master_port is not None
@@ -45,9 +45,6 @@ def refuse_unusable_network(topology: Topology, backend: str, *, hosts_store: bo
     if hosts_store:
         _refuse_address(topology.master_addr, addresses, topology.master_port)
     _refuse_missing_interface(backend, [name for _, name in socket.if_nameindex()])
-    spans_hosts = topology.local_world_size is not None and topology.local_world_size < topology.world_size
-    if backend == "gloo" and spans_hosts and not asked_interface(GLOO_SOCKET_IFNAME):
-        _refuse_name_on_loopback(socket.gethostname(), addresses)
 
 
 def resolve(host: str) -> list[str]:
@@ -61,6 +58,12 @@ def resolve(host: str) -> list[str]:
 def is_loopback(address: str) -> bool:
     """Return whether an address leads back to the host that uses it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def own_name_on_loopback() -> str:
+    """Return where this host's own name leads if only this host is there and gloo is to go by the name, else empty."""
+    own = resolve(socket.gethostname())
+    return ", ".join(own) if all(map(is_loopback, own)) and not asked_interface(GLOO_SOCKET_IFNAME) else ""
 
 
 def own_address_towards(host: str) -> str:
@@ -129,13 +132,3 @@ def _refuse_missing_interface(backend: str, present: Sequence[str]) -> None:
                 f"{variable} must name a network interface of this host ({', '.join(present)}), but is {asked!r} on "
                 f"{socket.gethostname()}. Correct it, or unset it where hosts differ."
             )
-
-
-def _refuse_name_on_loopback(own_name: str, master_addresses: Sequence[str]) -> None:
-    """Refuse a host whose own name leads to 127.0.1.1 (Debian's habit): its peers would be told that address."""
-    own = resolve(own_name)
-    if own and all(is_loopback(each) for each in own) and not any(is_loopback(each) for each in master_addresses):
-        raise LaunchEnvironmentError(
-            f"the host name {own_name} must resolve to an address that the other hosts reach, but is {', '.join(own)}. "
-            f"Set {GLOO_SOCKET_IFNAME} to the interface between the hosts, or correct /etc/hosts."
-        )

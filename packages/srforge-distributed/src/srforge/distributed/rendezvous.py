@@ -1,5 +1,6 @@
 """Opening the process group, and what to do when it does not open."""
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from srforge.distributed.arrivals import meet, own_record
+from srforge.distributed.arrivals import LOOPBACK, meet, own_record
 from srforge.distributed.attempts import name_attempt
 from srforge.distributed.environment_variables import (
     GLOO_SOCKET_IFNAME,
@@ -18,7 +19,7 @@ from srforge.distributed.environment_variables import (
     wants_libuv,
 )
 from srforge.distributed.errors import LaunchEnvironmentError
-from srforge.distributed.networking import refuse_unusable_network
+from srforge.distributed.networking import own_name_on_loopback, refuse_unusable_network
 from srforge.distributed.topology import Topology
 
 _PATIENCE_SECONDS = 3.0
@@ -68,7 +69,10 @@ def open_process_group(
         else:
             store = _open_store(topology, backend, arguments["timeout"])
             told = {"backend": backend, "device": device.type, **(facts or {})}
-            meet(store, topology, own_record(topology, told), 60 * timeout_minutes)
+            record = own_record(topology, told)
+            if backend == "gloo":
+                record[LOOPBACK] = own_name_on_loopback()
+            meet(store, topology, record, 60 * timeout_minutes)
             arguments["store"] = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # the name that torch itself gives it
         dist.init_process_group(**arguments)
     except (RuntimeError, ValueError) as error:
@@ -122,7 +126,9 @@ def start_failure(message: str, topology: Topology, backend: str) -> str:
             f"Check that rank 0 runs on {MASTER_ADDR}, that every host reaches it and that all ranks were started; where "
             f"a host has several interfaces, set {interface}."
         )
-    first_line = message.strip().splitlines()[0] if message.strip() else "no reason given"
+    first_line = message.strip().splitlines()[0].rstrip(".") if message.strip() else "no reason given"
+    if reason := re.search(r"\(errno: \d+ - ([^)]+)\)", first_line):
+        first_line = reason[1]  # torch prints addresses that are none beside it
     return (
         f"the {backend} process group must open at {where} for rank {topology.rank} of {topology.world_size}, but does "
         f"not: {first_line}. {cure}"
