@@ -84,6 +84,12 @@ def test_metrics_keep_no_gradient():
     assert not Metrics({"l1": per_sample})(PREDICTION, BATCH)["l1"].requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16])
+def test_hits_and_counts_have_means(dtype):
+    assert float(mean_of("hits", torch.tensor([1, 0, 1, 1]).to(dtype))) == 0.75
+    assert float(mean_of("hit", torch.tensor(1).to(dtype))) == 1.0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -97,6 +103,10 @@ def test_metrics_keep_no_gradient():
             lambda: Objective({"a": lambda p, t: 1.0})(PREDICTION, BATCH).total(),
             "Term `a` must return .* but returned float",
         ),
+        (lambda: mean_of("a", (3.0, 2)), r"Term `a` must return .* a pair .* but returned tuple \(3.0, 2\)"),
+        (lambda: mean_of("a", {}), "Term `a` must return .* but returned dict"),
+        (lambda: mean_of("a", torch.zeros(2, dtype=torch.complex64)), "Term `a` must return real .*complex64"),
+        (lambda: Objective({"a": per_sample})(PREDICTION, [PREDICTION]), "needs `hr`, but the batch is a list"),
         (
             lambda: Objective({"a": Term(function=per_sample, weight=0.0)})(PREDICTION, BATCH).total(),
             "weight other than 0",

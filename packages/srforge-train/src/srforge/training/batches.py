@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,22 @@ def _windows(loader: Iterable[Any], accumulate: int) -> Iterator[tuple[int, list
     while window := list(itertools.islice(iterator, accumulate)):
         yield start, window
         start += len(window)
+
+
+def inputs_of(batch: Any, keys: Sequence[Any]) -> list[Any]:
+    """Return the entries of a batch that the model is called with.
+
+    Raises:
+        ConfigurationError: The batch has no such entry, or is no mapping.
+    """
+    try:
+        return [batch[key] for key in keys]
+    except (KeyError, IndexError, TypeError) as error:
+        found = f"has {sorted(map(str, batch))}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
+        raise ConfigurationError(
+            f"`inputs` must name entries of the batch, but are {tuple(keys)}, and the batch {found}. Set "
+            "RunnerOptions(inputs=...), return mappings from the data set, or override `forward_batch`."
+        ) from error
 
 
 def num_samples_of(batch: Any) -> int:

@@ -16,13 +16,20 @@ from torch import Tensor, nn
 from srforge.distributed import MetricSum, get_active_strategy
 from srforge.training.accumulator import MetricAccumulator
 from srforge.training.adversarial import AdversarialTerm, per_sample
-from srforge.training.batches import MicroBatch, micro_batches, num_samples_of, skipped_samples, to_device
+from srforge.training.batches import MicroBatch, inputs_of, micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, GANStepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gan_model import JUDGE, discriminator_of, refuse_wrong_shares
 from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import GAN_POINTS, HookPoints
-from srforge.training.objective import Metrics, Objective, TermValues, refuse_dead_terms, refuse_taken_names
+from srforge.training.objective import (
+    Metrics,
+    Objective,
+    TermValues,
+    refuse_dead_terms,
+    refuse_taken_names,
+    refuse_unusable,
+)
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -97,7 +104,7 @@ class GANRunner:
 
     def forward_batch(self, network: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Return the network's prediction for a batch. Override it for a model with an unusual forward."""
-        return network(*(batch[key] for key in self.options.inputs))
+        return network(*inputs_of(batch, self.options.inputs))
 
     def judge_batch(self, discriminator: Callable[..., Any], images: Any, batch: Mapping[str, Any]) -> Tensor:  # noqa: ARG002  # for a conditional one
         """Return the discriminator's logits ``(N, ...)`` of images. Override it for one that sees more than images."""
@@ -177,6 +184,8 @@ class GANRunner:
             self._generate(step)
             self._add_adversarial_term(step)
         assert step.terms is not None
+        for values in (step.terms, *([] if self.metrics is None else [self.metrics(step.prediction, step.batch)])):
+            refuse_unusable(values)
         refuse_dead_terms(step.terms)
         self.scalers["generator"].scale(step.terms.total()).backward()  # type: ignore[no-untyped-call]  # torch's
         with self.precision.autocast():

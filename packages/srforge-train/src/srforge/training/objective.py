@@ -218,26 +218,43 @@ def refuse_taken_names(objective: Objective, metrics: Metrics | None) -> None:
 def mean_of(name: str, value: Value) -> Tensor:
     """Return the mean that a term's value stands for, shape ``()``; of a mapping, the mean of its bands' means.
 
-    A masked pair whose count is 0 gives 0: there is nothing to learn from.
+    A masked pair whose count is 0 gives 0: there is nothing to learn from. Booleans and integers (hits, counts) are
+    numbers like any other.
 
     Raises:
         ConfigurationError: The value has none of the documented forms.
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         return torch.stack([mean_of(f"{name}/{band}", part) for band, part in value.items()]).mean()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].ndim == 0:
         total, count = value[0], torch.as_tensor(value[1], device=value[0].device)
         return total / torch.where(count == 0, torch.ones_like(count), count)  # soft masks count to less than 1
-    if not isinstance(value, Tensor) or value.ndim > 1:
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigurationError(
-            f"Term `{name}` must return per-sample values (N,), a batch mean (), a pair (sum, count) or a mapping of "
-            f"these, but returned {found}. Reduce it over all but the first dimension."
+    if not isinstance(value, Tensor) or value.ndim > 1 or value.is_complex():
+        found = (
+            f"{value.dtype} of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"{type(value).__name__} {value!r:.60}"
         )
+        raise ConfigurationError(
+            f"Term `{name}` must return real tensors: per-sample values (N,), a batch mean (), a pair (sum, count) or a "
+            f"mapping of these, but returned {found}. Reduce it over all but the first dimension, without `.item()`."
+        )
+    value = value if value.is_floating_point() else value.to(torch.get_default_dtype())
     return value.mean() if value.ndim == 1 else value
 
 
+def refuse_unusable(values: TermValues) -> None:
+    """Refuse values of which no mean can be taken, also of terms that are only reported.
+
+    Raises:
+        ConfigurationError: A value has none of the documented forms.
+    """
+    for name, value in values.values().items():
+        mean_of(name, value)
+
+
 def _entry(batch: Mapping[str, Any], key: str) -> Any:
-    if key not in batch:
-        raise ConfigurationError(f"A term needs `{key}`, but the batch has {sorted(batch)}. Correct the term's `keys`.")
+    if not isinstance(batch, Mapping) or key not in batch:
+        found = f"has {sorted(batch)}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}, not a mapping"
+        raise ConfigurationError(f"A term needs `{key}`, but the batch {found}. Correct the term's `keys`.")
     return batch[key]

@@ -10,7 +10,7 @@ import torch
 from srforge.distributed import ConfigurationError, preserved_rng, rehearse
 from srforge.training.batches import first_batch, to_device
 from srforge.training.ema import bare_view
-from srforge.training.objective import mean_of
+from srforge.training.objective import refuse_unusable
 from srforge.training.protocols import Runner
 from srforge.training.runners import ValidationRunner
 
@@ -44,6 +44,5 @@ def rehearse_validation(runner: ValidationRunner, loader: Any) -> None:
         batch = to_device(data, runner.device)
         with runner.precision.autocast():
             prediction = runner.forward_batch(model, batch)
-        for name, value in runner.metrics(prediction, batch).values().items():
-            mean_of(name, value)  # refuses, by name, a value of no documented form
+        refuse_unusable(runner.metrics(prediction, batch))
         model.train(was_training)

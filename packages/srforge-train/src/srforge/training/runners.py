@@ -14,12 +14,12 @@ from torch import nn
 
 from srforge.distributed import MetricSum, get_active_strategy
 from srforge.training.accumulator import MetricAccumulator
-from srforge.training.batches import micro_batches, num_samples_of, skipped_samples, to_device
+from srforge.training.batches import inputs_of, micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
-from srforge.training.objective import Metrics, Objective, refuse_dead_terms, refuse_taken_names
+from srforge.training.objective import Metrics, Objective, refuse_dead_terms, refuse_taken_names, refuse_unusable
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -87,7 +87,7 @@ class TrainingRunner:
 
     def forward_batch(self, network: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Return the network's prediction for a batch. Override it for a model with an unusual forward."""
-        return network(*(batch[key] for key in self.options.inputs))
+        return network(*inputs_of(batch, self.options.inputs))
 
     def run_epoch(self, loader: Any, epoch: int, *, max_steps: int | None = None) -> dict[str, Any]:
         """Train on this rank's share of one epoch.
@@ -152,13 +152,16 @@ class TrainingRunner:
         """Run forward and backward on one batch of the loader, without hooks and without a step.
 
         Raises:
-            ConfigurationError: No gradient flows from a weighted term.
+            ConfigurationError: No gradient flows from a weighted term, or a term is of no documented form.
 
         Collective: every rank must call.
         """
         batch = to_device(data, self.device, channels_last=self.options.channels_last)
         with self.precision.autocast():
-            terms = self.objective(self.forward_batch(self.network, batch), batch)
+            prediction = self.forward_batch(self.network, batch)
+            terms = self.objective(prediction, batch)
+        for values in (terms, *([] if self.metrics is None else [self.metrics(prediction, batch)])):
+            refuse_unusable(values)
         refuse_dead_terms(terms)
         self.precision.scaler.scale(terms.total()).backward()  # type: ignore[no-untyped-call]  # torch's
 
@@ -212,7 +215,7 @@ class ValidationRunner:
 
     def forward_batch(self, network: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """Return the network's prediction for a batch. Override it for a model with an unusual forward."""
-        return network(*(batch[key] for key in self.options.inputs))
+        return network(*inputs_of(batch, self.options.inputs))
 
     @torch.no_grad()
     def run_epoch(self, loader: Any, epoch: int, global_step: int = 0) -> dict[str, Any]:
