@@ -94,3 +94,23 @@ def test_state_restores_average_and_count():
 def test_the_decay_has_a_range():
     with pytest.raises(ConfigurationError, match=r"`decay` must be in \[0, 1\), but is 1.0"):
         ExponentialMovingAverage(nn.Linear(1, 1), 1.0)
+
+
+def test_complex_weights_are_averaged_and_integers_copied():
+    model = nn.Module()
+    model.phase = nn.Parameter(torch.tensor([1 + 1j], dtype=torch.complex128))
+    model.steps = nn.Parameter(torch.tensor([3]), requires_grad=False)
+    ema = ExponentialMovingAverage(model, 0.5, warmup=False)
+    model.phase.data.fill_(3 - 1j)
+    model.steps.data.fill_(4)
+    ema.update()
+    assert ema.model.phase.item() == 2 + 0j
+    assert ema.model.steps.item() == 4
+
+
+def test_a_buffer_that_appears_later_is_named():
+    model = batch_norm_model()
+    ema = ExponentialMovingAverage(model)
+    model[0].register_buffer("cache", torch.zeros(2))
+    with pytest.raises(ConfigurationError, match=r"must keep the buffers .* \['0.cache'\] came or went"):
+        ema.update()

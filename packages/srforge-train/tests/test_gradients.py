@@ -82,3 +82,19 @@ def test_skip_leaves_weights_and_optimizer_state_as_they_were(fused):
     assert made[0].item() < before[0]
     assert float(guard.take_num_skipped()) == 1.0
     assert float(guard.take_num_skipped()) == 0.0
+
+
+def test_a_scalers_skips_are_counted_without_a_decision():
+    guard = FiniteGuard("count", CPU)
+    optimizer = torch.optim.SGD(parameters(torch.ones(1)), lr=0.1)
+    assert all(guard.allows_step(torch.tensor(norm), optimizer) for norm in (1.0, float("inf"), float("nan")))
+    guard.raise_if_broken("anywhere")
+    assert float(guard.take_num_skipped()) == 2.0
+
+
+def test_a_sparse_gradient_has_the_norm_of_its_dense_form_and_is_clipped():
+    indices, values = torch.tensor([[1, 1, 3]]), torch.tensor([[1.0], [2.0], [4.0]])
+    sparse = nn.Parameter(torch.zeros(5, 1))
+    sparse.grad = torch.sparse_coo_tensor(indices, values, (5, 1), check_invariants=True)
+    assert float(clip_gradients([sparse], 1.0)) == 5.0  # rows (1 + 2, 4)
+    assert sparse.grad.to_dense().flatten().tolist() == pytest.approx([0, 0.6, 0, 0.8, 0], rel=1e-5)

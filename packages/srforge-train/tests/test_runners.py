@@ -1,3 +1,4 @@
+import itertools
 import sys
 import traceback
 from pathlib import Path
@@ -274,3 +275,33 @@ def test_mixed_precision_trains_close_to_full_precision(precision):
         assert all(p.dtype == torch.float32 for p in runner.model.parameters())
     assert results[precision] == pytest.approx(results["fp32"], rel=0.1)
     assert runner.precision.scaler.is_enabled() == (precision == "fp16")
+
+
+class Overflow(Hook):
+    """Lets gradients overflow in the first micro-batch, and counts the steps after which the weights are the same."""
+
+    def __init__(self):
+        self.weights = []
+
+    @hooks_into("on_pre_step")
+    def remember(self, context):
+        self.weights.append(context.model[0].weight.clone())
+
+    @hooks_into("on_post_forward")
+    def overflow(self, context):
+        if context.index == 0:
+            context.terms["l2"] = context.terms["l2"] * float("inf")
+
+
+def test_steps_that_the_scaler_skips_are_counted_and_torch_does_not_blame_the_schedule():
+    runner, overflow = make_runner(make_model(dtype=torch.float32), options=RunnerOptions(precision="fp16")), Overflow()
+    scheduler = torch.optim.lr_scheduler.StepLR(runner.optimizer, 100)
+    runner.schedule = Schedule(scheduler, "step")
+    runner.hooks.attach(overflow)  # warnings are errors here
+    result = make_trainer(runner, validate=False).train(1, loader_of(Lines(20, torch.float32)))
+    weights = [*overflow.weights, runner.model[0].weight]
+    unchanged = [torch.equal(before, after) for before, after in itertools.pairwise(weights)]
+    assert unchanged[0]
+    assert not all(unchanged)
+    assert result.metrics["training"]["skipped_steps"] == sum(unchanged)
+    assert (result.global_step, scheduler.last_epoch) == (5, 5)

@@ -90,3 +90,13 @@ def test_a_restored_schedule_goes_on_where_it_was():
 def test_what_cannot_work_is_refused(make, message):
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def test_a_chained_scheduler_steps_each_of_its_own():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, factor) for factor in (0.5, 0.1)]
+    schedule = Schedule(torch.optim.lr_scheduler.ChainedScheduler(parts, optimizer), "step")
+    for _ in range(2):
+        optimizer.step()
+        schedule.after_step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05**2)

@@ -37,17 +37,36 @@ class ExponentialMovingAverage:
         self.num_updates = 0
         self._source = model
         self.model = copy_unwrapped(model).eval().requires_grad_(False)  # torch's signature
-        self._averages: list[torch.Tensor] = list(self.model.parameters())
-        self._sources: list[torch.Tensor] = list(self._source.parameters())
+        pairs = list(zip(self.model.parameters(), model.parameters(), strict=True))
+        moving = [pair for pair in pairs if pair[1].is_floating_point() or pair[1].is_complex()]
+        self._averages: list[torch.Tensor] = [average for average, _ in moving]
+        self._sources: list[torch.Tensor] = [source for _, source in moving]
+        # Integers have no average: they are copied, as buffers are.
+        self._copied = [pair for pair in pairs if not (pair[1].is_floating_point() or pair[1].is_complex())]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the current weights; call it after each optimizer step."""
+        """Move the average towards the current weights; call it after each optimizer step.
+
+        Raises:
+            ConfigurationError: The model has other buffers by now.
+        """
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates)) if self.warmup else self.decay
         self.num_updates += 1
         torch._foreach_lerp_(self._averages, self._sources, 1 - decay)  # torch's documented fused loop
-        for average, source in zip(self.model.buffers(), self._source.buffers(), strict=True):
+        averages, sources = list(self.model.buffers()), list(self._source.buffers())
+        if len(averages) != len(sources):
+            self._refuse_other_buffers()
+        for average, source in (*self._copied, *zip(averages, sources, strict=True)):
             average.copy_(source)
+
+    def _refuse_other_buffers(self) -> None:
+        known = {name for name, _ in self.model.named_buffers()}
+        found = {name for name, _ in bare_view(self._source).named_buffers()}
+        raise ConfigurationError(
+            f"The model must keep the buffers that it had when its average was made, but {sorted(known ^ found)} came or "
+            "went. Register them in __init__, or run one forward pass before making the average."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights, buffers and the number of updates."""

@@ -30,6 +30,7 @@ from srforge.training.objective import (
     refuse_taken_names,
     refuse_unusable,
 )
+from srforge.training.optimizer_checks import refuse_unfit_optimizers
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -83,6 +84,7 @@ class GANRunner:
         self.bare_discriminator = strategy.unwrap(self.discriminator)
         self.optimizers = {name: optimizers[name] for name in sorted(optimizers, key=lambda name: name == JUDGE)}
         self.parameters = {name: _parameters_of(optimizer) for name, optimizer in self.optimizers.items()}
+        refuse_unfit_optimizers(model, self.optimizers, self.options, schedules)
         refuse_wrong_shares(self.parameters, self.bare_discriminator)
         refuse_taken_names(objective, metrics)
         self._judging = [p for p in self.bare_discriminator.parameters() if p.requires_grad]
@@ -95,9 +97,8 @@ class GANRunner:
         sides = {name: Precision(self.options.precision, self.device) for name in ("generator", JUDGE)}
         self.precision = sides["generator"]
         self.scalers = {name: side.scaler for name, side in sides.items()}
-        policy = "ignore" if self.precision.scaler.is_enabled() else self.options.non_finite
+        policy = "count" if self.precision.scaler.is_enabled() else self.options.non_finite
         self.guards = {name: FiniteGuard(policy, self.device) for name in self.optimizers}
-        self._skips_steps = policy == "skip" or self.precision.scaler.is_enabled()
         self.hooks = HookPoints(type(self).__name__, GAN_POINTS)
         self.global_step = 0
         self._replicas_checked = False
@@ -273,14 +274,12 @@ class GANRunner:
             values |= self.metrics(step.prediction, step.batch, step.epoch).values()
         accumulated.update(values, step.count)
         if step.grad_norms:
-            norms = {n: finite_part(norm) if self._skips_steps else norm for n, norm in step.grad_norms.items()}
+            norms = {n: finite_part(norm) if self.guards[n].counts else norm for n, norm in step.grad_norms.items()}
             accumulated.update({"grad_norm": norms}, 1)
 
     def _skipped(self) -> dict[str, Any]:
-        if not any(guard.policy == "skip" for guard in self.guards.values()):
-            return {}
-        counts = {name: MetricSum(guard.take_num_skipped(), 1, "max") for name, guard in self.guards.items()}
-        return {"skipped_steps": counts}
+        counts = {n: MetricSum(guard.take_num_skipped(), 1, "max") for n, guard in self.guards.items() if guard.counts}
+        return {"skipped_steps": counts} if counts else {}
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -33,7 +33,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
         backward pass, so the norm is too.
     """
     kept = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in kept if parameter.grad is not None]
+    for parameter in kept:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # entries of one place add up, also in the norm
+    gradients = [p.grad.values() if p.grad.is_sparse else p.grad for p in kept if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if max_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(kept, max_norm, norm)
@@ -55,7 +58,7 @@ class FiniteGuard:
     The norm is the same on every rank (one NaN anywhere is in the reduced gradient everywhere), so is each decision.
 
     Args:
-        policy: ``raise``, ``skip`` or ``ignore``.
+        policy: ``raise``, ``skip``, ``ignore``, or ``count`` where a gradient scaler does the skipping.
         device: Where the norms are.
     """
 
@@ -74,6 +77,9 @@ class FiniteGuard:
         others, ``skip`` costs one host sync a step.
         """
         if self.policy == "ignore":
+            return True
+        if self.policy == "count":
+            self._skipped += ~torch.isfinite(norm)
             return True
         if self.policy == "raise":
             self._sum += norm
@@ -103,6 +109,11 @@ class FiniteGuard:
         """
         if self.policy == "raise" and not math.isfinite(float(self._sum)):
             raise NonFiniteGradientError(_MESSAGE.format(where))
+
+    @property
+    def counts(self) -> bool:
+        """Whether steps may be skipped under this policy, and are counted."""
+        return self.policy in ("skip", "count")
 
     def take_num_skipped(self) -> Tensor:
         """Return how many steps were skipped since the last call, float64, shape ``()``, and begin at 0 again."""

@@ -20,6 +20,7 @@ from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
 from srforge.training.objective import Metrics, Objective, refuse_dead_terms, refuse_taken_names, refuse_unusable
+from srforge.training.optimizer_checks import refuse_unfit_optimizers
 from srforge.training.options import RunnerOptions
 from srforge.training.precision import Precision, accelerate
 from srforge.training.progress import Progress
@@ -53,6 +54,7 @@ class TrainingRunner:
         refuse_taken_names(objective, metrics)
         self.options = options or RunnerOptions()
         self.device = get_active_strategy().device
+        refuse_unfit_optimizers(model, {"model": optimizer}, self.options)
         self.model = model
         self.network = accelerate(model, self.options)
         self.optimizer = optimizer
@@ -62,9 +64,9 @@ class TrainingRunner:
         self.schedule = schedule or Schedule()
         self.ema = ema
         self.precision = Precision(self.options.precision, self.device)
-        # Overflow is part of fp16 training: there the scaler skips such steps by itself.
+        # Overflow is part of fp16 training: there the scaler skips such steps by itself, and they are counted only.
         self.guard = FiniteGuard(
-            "ignore" if self.precision.scaler.is_enabled() else self.options.non_finite, self.device
+            "count" if self.precision.scaler.is_enabled() else self.options.non_finite, self.device
         )
         self.hooks = HookPoints(type(self).__name__, RUNNER_POINTS)
         self.global_step = 0
@@ -107,7 +109,6 @@ class TrainingRunner:
         """
         strategy, scaler = get_active_strategy(), self.precision.scaler
         accumulated, num_samples = MetricAccumulator(self.device), 0
-        skips = scaler.is_enabled() or self.guard.policy == "skip"
         self.model.train()
         self.hooks.fire("on_epoch_start", EpochContext("training", epoch, self.global_step, self.model))
         with strategy.explained_errors(self.model), Progress.of_loader("training", epoch, loader) as progress:
@@ -137,7 +138,9 @@ class TrainingRunner:
                     scaler.update()
                     self.optimizer.zero_grad(set_to_none=True)
                     self._after_optimizer_step(strategy)
-                    accumulated.update({"grad_norm": finite_part(step.grad_norm) if skips else step.grad_norm}, 1)
+                    accumulated.update(
+                        {"grad_norm": finite_part(step.grad_norm) if self.guard.counts else step.grad_norm}, 1
+                    )
                 self.hooks.fire("on_post_step", step)
 
                 metrics = self.metrics(step.prediction, step.batch, epoch).values() if self.metrics else {}
@@ -177,7 +180,7 @@ class TrainingRunner:
 
     def _totals(self, num_samples: int) -> dict[str, MetricSum]:
         totals = {"num_samples": MetricSum(num_samples, 1, "sum")}
-        if self.guard.policy == "skip":
+        if self.guard.counts:
             totals["skipped_steps"] = MetricSum(self.guard.take_num_skipped(), 1, "max")
         return totals
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -42,7 +43,14 @@ class Schedule:
 
     def after_step(self) -> None:
         """Step the scheduler if it counts optimizer steps."""
-        if self.scheduler is not None and self.interval == "step":
+        if self.scheduler is None or self.interval != "step":
+            return
+        if getattr(self.scheduler, "last_epoch", 0) > 0:  # a chained one has none
+            self.scheduler.step()
+            return
+        with warnings.catch_warnings():
+            # A gradient scaler or `non_finite` may have left the first step out: it counts all the same.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             self.scheduler.step()
 
     def after_epoch(self, metrics: Mapping[str, float]) -> None:
