@@ -55,6 +55,23 @@ def test_what_is_no_file_of_that_format_is_named(tmp_path, suffix):
         read_image(tmp_path / f"folder.{suffix}")
 
 
+@pytest.mark.parametrize(
+    ("head", "match"),
+    [
+        (b"RIFF\x10\0\0\0WEBPVP8 ", r"holds a WebP file, which is not read: convert it"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", r"holds an AVIF, HEIC or video file"),
+        (b"GIF89a" + bytes(20), r"holds a GIF file"),
+        (b"BM" + bytes(20), r"holds a BMP file"),
+        (b"PK\x03\x04" + bytes(20), r"holds a ZIP archive \(as .npz is one\): unpack it"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"holds a Git LFS pointer, .*: run `git lfs pull`"),
+        (b"RIFF\x10\0\0\0WAVEfmt ", r"holds something that is no image"),
+    ],
+)
+def test_what_is_often_found_under_a_suffix_is_named(tmp_path, head, match):
+    for suffix in ("png", "jpg", "tif", "npy"):
+        refused(tmp_path, f"image.{suffix}", head, match)
+
+
 def test_unknown_suffix_and_special_files_are_refused(tmp_path):
     refused(tmp_path, "image.webp", b"RIFF", r"must end in one of .png, .jpg, .jpeg, .tif, .tiff, .npy, but does not")
     os.mkfifo(tmp_path / "pipe.png")

@@ -11,7 +11,7 @@ from srforge.data.image_formats import UnreadableContentError, check_dtype, chec
 def exif(orientation, *, order="<", tag=274, kind=3, count=1):
     """Return an EXIF block with one other tag before the orientation."""
     mark = b"II*\0" if order == "<" else b"MM\0*"
-    value = struct.pack(order + "HH", orientation, 0)
+    value = struct.pack(order + ("HH" if kind == 3 else "I"), *((orientation, 0) if kind == 3 else (orientation,)))
     first = struct.pack(order + "HHI", 256, 3, 1) + bytes(4)
     return mark + struct.pack(order + "IH", 8, 2) + first + struct.pack(order + "HHI", tag, kind, count) + value
 
@@ -35,12 +35,25 @@ def test_other_data_types_are_no_pixels(dtype):
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_is_found_in_either_byte_order(order):
-    assert [exif_orientation(exif(value, order=order)) for value in range(1, 9)] == list(range(1, 9))
+    for kind in (3, 4):  # SHORT as the standard says, and LONG as some programs write
+        assert [exif_orientation(exif(value, order=order, kind=kind)) for value in range(1, 9)] == list(range(1, 9))
+    assert exif_orientation(b"Exif\0\0" + exif(6, order=order)) == 6
 
 
 @pytest.mark.parametrize(
     "block",
-    [exif(0), exif(9), exif(6, tag=275), exif(6, kind=4), exif(6, count=2), exif(6)[:20], exif(6)[1:], b"", b"II*\0"],
+    [
+        exif(0),
+        exif(9),
+        exif(6, tag=275),
+        exif(6, kind=1),
+        exif(9, kind=4),
+        exif(6, count=2),
+        exif(6)[:20],
+        exif(6)[1:],
+        b"",
+        b"II*\0",
+    ],
 )
 def test_what_states_no_orientation_means_as_stored(block):
     assert exif_orientation(block) == 1

@@ -53,6 +53,50 @@ def test_two_axes_and_strided_views_are_written(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "grey.png")[..., 0], base[::2, ::-2, 1])
 
 
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".npy"])
+@pytest.mark.parametrize("dtype", [">u2", "<u2"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_byte_order_of_the_array_changes_nothing(tmp_path, suffix, dtype, channels):
+    array = RNG.integers(0, 65536, (6, 7, channels)).astype(dtype)  # NumPy's big-endian files come as >u2
+    write_image(tmp_path / f"image{suffix}", array)
+    np.testing.assert_array_equal(read_image(tmp_path / f"image{suffix}", alpha="keep"), array)
+
+
+@pytest.mark.parametrize("suffix", [".PNG", ".TIF", ".Tiff", ".NPY"])
+def test_suffix_may_be_in_capitals(tmp_path, suffix):
+    array = RNG.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    write_image(tmp_path / f"image{suffix}", array)
+    np.testing.assert_array_equal(read_image(tmp_path / f"image{suffix}"), array)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".JPG"])
+def test_quality_is_what_the_encoder_gets(tmp_path, suffix):
+    array = RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    sizes = []
+    for quality in (1, 50, 95, 100):
+        write_image(tmp_path / f"image{suffix}", array, jpeg_quality=quality)
+        sizes.append((tmp_path / f"image{suffix}").stat().st_size)
+    assert sizes == sorted(set(sizes))
+    write_image(tmp_path / f"image{suffix}", array)
+    assert (tmp_path / f"image{suffix}").stat().st_size == sizes[2]
+
+
+@pytest.mark.parametrize("stem", ["bild-\u00fc\u56fe", "x" * 240, "a b", "%d"])
+def test_any_name_that_the_file_system_takes_is_written(tmp_path, stem):
+    array = RNG.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    write_image(tmp_path / f"{stem}.png", array)
+    np.testing.assert_array_equal(read_image(tmp_path / f"{stem}.png"), array)
+
+
+def test_tiff_says_how_to_show_it(tmp_path):
+    for channels, photometric in ((1, "MINISBLACK"), (3, "RGB"), (4, "MINISBLACK"), (2, "MINISBLACK")):
+        write_image(tmp_path / "image.tif", np.zeros((6, 7, channels), np.uint16))
+        with tifffile.TiffFile(tmp_path / "image.tif") as tiff:
+            assert tiff.pages[0].photometric.name == photometric
+            assert tiff.pages[0].shape == ((6, 7) if channels == 1 else (6, 7, channels))
+            assert len(tiff.pages) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "match"),
     [
@@ -75,8 +119,11 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path, name, shape, dtype, matc
 
 
 def test_jpeg_quality_has_its_range(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"`jpeg_quality` must be in 1..100, but is 0"):
-        write_image(tmp_path / "a.jpg", np.zeros((4, 4), np.uint8), jpeg_quality=0)
+    for quality in (0, 101, 95.5, "95"):
+        with pytest.raises(
+            ConfigurationError, match=rf"`jpeg_quality` must be an integer in 1..100, but is {quality!r}"
+        ):
+            write_image(tmp_path / "a.jpg", np.zeros((4, 4), np.uint8), jpeg_quality=quality)
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])

@@ -197,6 +197,45 @@ def test_orientation_is_applied_as_pillow_does(tmp_path, orientation, suffix):
     np.testing.assert_array_equal(result, expected)
 
 
+def exif_block(orientation):
+    return b"Exif\0\0MM\0*\0\0\0\x08\0\1" + struct.pack(">HHIHHI", 274, 3, 1, orientation, 0, 0)
+
+
+def test_orientation_is_found_wherever_programs_leave_it(tmp_path):
+    """In PNG behind JPEG's prefix, before or after the pixels; in JPEG in the first of several EXIF blocks."""
+    pixels = picture(4, 6, 3)
+    png = png_bytes(pixels, 2)
+    content = b"eXIf" + exif_block(6)
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    for position in (33, len(png) - 12):
+        (tmp_path / "image.png").write_bytes(png[:position] + chunk + png[position:])
+        np.testing.assert_array_equal(read_image(tmp_path / "image.png"), np.rot90(pixels, -1))
+    Image.fromarray(pixels).save(tmp_path / "plain.jpg")
+    data = (tmp_path / "plain.jpg").read_bytes()
+    for first, second in ((1, 6), (6, 1), (6, 3)):
+        segments = [
+            b"\xff\xe1" + struct.pack(">H", len(exif_block(one)) + 2) + exif_block(one) for one in (first, second)
+        ]
+        (tmp_path / "turned.jpg").write_bytes(data[:2] + b"".join(segments) + data[2:])
+        with Image.open(tmp_path / "turned.jpg") as image:
+            np.testing.assert_array_equal(
+                read_image(tmp_path / "turned.jpg"), np.asarray(ImageOps.exif_transpose(image))
+            )
+
+
+def test_transparent_value_is_masked_to_the_bit_depth(tmp_path):
+    """The PNG specification, section 11.3.2.1: of the 16 bits only as many count as a sample has."""
+    stored = picture(4, 5, 1)
+    key = int(stored[1, 1, 0])
+    (tmp_path / "grey.png").write_bytes(png_bytes(stored, 0, 8, (b"tRNS", struct.pack(">H", 0x0300 | key))))
+    result = read_image(tmp_path / "grey.png", alpha="keep")
+    np.testing.assert_array_equal(result[..., 1] == 0, stored[..., 0] == key)
+    for color_type, channels, size in ((0, 1, 1), (0, 1, 3), (2, 3, 2)):
+        (tmp_path / "bad.png").write_bytes(png_bytes(picture(4, 5, channels), color_type, 8, (b"tRNS", bytes(size))))
+        with pytest.raises(ImageReadError, match=rf"must have a transparent value of \d bytes, but has one of {size}"):
+            read_image(tmp_path / "bad.png")
+
+
 @pytest.mark.parametrize("exif", [b"", b"II*\0", b"II*\0\x08\0\0\0\x09\0", b"II*\0\xff\xff\xff\xff", b"nonsense"])
 def test_damaged_exif_means_as_stored(tmp_path, exif):
     pixels = picture(4, 6, 3)
@@ -233,6 +272,8 @@ def test_arguments_without_meaning_are_refused(tmp_path):
         read_image(tmp_path / "x.png", alpha="discard")
     with pytest.raises(ConfigurationError, match=r"`channels` must be a positive integer or None, but is 0"):
         read_image(tmp_path / "x.png", channels=0)
+    with pytest.raises(ConfigurationError, match=r"`channels` must be a positive integer or None, but is True"):
+        read_image(tmp_path / "x.png", channels=True)
 
 
 def test_importing_the_package_imports_no_decoder():

@@ -27,6 +27,10 @@ PIXEL_DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float16"
 """Data types that an image may have."""
 
 
+# EXIF says SHORT (3); some cameras and programs write LONG (4).
+_ORIENTATION_TYPES = {3: "H", 4: "I"}
+
+
 class ImageReadError(SRForgeError):
     """A file cannot be read as a whole image. The message names the file, what is wrong with it and what to do."""
 
@@ -90,13 +94,15 @@ def exif_orientation(exif: bytes) -> int:
     Viewers show an image whose EXIF block is damaged as it is stored, and so does this function.
 
     Args:
-        exif: The block from its byte-order mark on (``II`` or ``MM``).
+        exif: The block from its byte-order mark on (``II`` or ``MM``), or with JPEG's ``Exif`` before it, as some
+            programs leave it in PNG.
 
     Returns:
         1 to 8; 1 if the block states none or cannot be read.
 
     Source: EXIF 2.32, section 4.6.4, tag 274.
     """
+    exif = exif.removeprefix(b"Exif\x00\x00")
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
     if order is None:
         return 1
@@ -104,8 +110,10 @@ def exif_orientation(exif: bytes) -> int:
         (start,) = struct.unpack_from(order + "I", exif, 4)
         (num_tags,) = struct.unpack_from(order + "H", exif, start)
         for index in range(num_tags):
-            tag, kind, count, value = struct.unpack_from(order + "HHIH", exif, start + 2 + 12 * index)
-            if (tag, kind, count) == (274, 3, 1):
+            entry = start + 2 + 12 * index
+            tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
+            if tag == 274 and kind in _ORIENTATION_TYPES and count == 1:
+                (value,) = struct.unpack_from(order + _ORIENTATION_TYPES[kind], exif, entry + 8)
                 return int(value) if 1 <= value <= 8 else 1
     except struct.error:
         return 1

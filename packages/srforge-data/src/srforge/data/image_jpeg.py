@@ -47,7 +47,7 @@ class _Layout:
     width: int = 0
     sampling: dict[int, tuple[int, int]] = field(default_factory=dict)  # component -> (horizontal, vertical)
     is_progressive: bool = False
-    orientation: int = 1
+    orientation: int | None = None  # of the first EXIF block
     restart_interval: int = 0
     missing_bits: dict[tuple[int, int], int] = field(default_factory=dict)  # (component, coefficient) -> bits to come
     scan_ends: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ def read_jpeg(data: bytes) -> StoredImage:
             raise UnreadableContentError(
                 "must hold a whole picture, but its coded data ends too early. Replace the file."
             )
-    return StoredImage(pixels, orientation=layout.orientation)
+    return StoredImage(pixels, orientation=layout.orientation or 1)
 
 
 def _decode(data: bytes) -> ImageArray:
@@ -145,8 +145,8 @@ def _read_segment(layout: _Layout, marker: int, content: bytes, data: bytes, end
         _read_frame(layout, marker, content)
     elif marker == _RESTART_INTERVAL:
         (layout.restart_interval,) = struct.unpack(">H", content)
-    elif marker == 0xE1 and content[:6] == b"Exif\x00\x00" and layout.orientation == 1:
-        layout.orientation = exif_orientation(content[6:])
+    elif marker == 0xE1 and content[:6] == b"Exif\x00\x00" and layout.orientation is None:
+        layout.orientation = exif_orientation(content)
     elif marker == _SCAN:
         return _read_scan(layout, content, data, end)
     return end

@@ -31,6 +31,8 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _BIT_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 
+_KEY_SIZES = {0: 2, 2: 6}  # bytes of the transparent value in grey and in RGB
+
 # The best that deflate can do: 258 bytes in two bits. A header that promises more than this is wrong.
 _MAX_DEFLATE_RATIO = 1032
 
@@ -90,7 +92,8 @@ def _to_rgb(decoded: ImageArray, header: _Header) -> ImageArray:
         if header.transparency is None:
             return decoded[:, :, None]
         # OpenCV drops a grey image's transparent value. Levels of under 8 bits were spread over 0..255.
-        key = int.from_bytes(header.transparency[:2], "big") * (255 // (2 ** min(header.bit_depth, 8) - 1))
+        key = int.from_bytes(header.transparency, "big") % 2**header.bit_depth
+        key *= 255 // (2 ** min(header.bit_depth, 8) - 1)
         return np.stack([decoded, np.where(decoded == key, 0, np.iinfo(decoded.dtype).max).astype(decoded.dtype)], -1)
     if header.color_type == 4 and decoded.shape[2] == 4:  # grey with alpha comes as B = G = R and alpha
         return decoded[:, :, (0, 3)]
@@ -127,6 +130,11 @@ def _read_header(data: bytes) -> _Header:
             "Replace the file."
         )
     transparency = chunks.get(b"tRNS") if color_type in (0, 2, 3) else None
+    if transparency is not None and len(transparency) != _KEY_SIZES.get(color_type, len(transparency)):
+        raise UnreadableContentError(
+            f"must have a transparent value of {_KEY_SIZES[color_type]} bytes, but has one of {len(transparency)}. "
+            "Save it anew."
+        )
     return _Header(width, height, bit_depth, color_type, transparency, exif_orientation(chunks.get(b"eXIf", b"")))
 
 

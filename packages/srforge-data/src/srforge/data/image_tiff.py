@@ -11,6 +11,7 @@ import math
 import threading
 import zlib
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ _MAX_PAGES = 64
 # Compressed strips up to this size cannot grow beyond 64 MiB, deflate's ratio being at most 1032.
 _SMALL_STRIP = 65_000
 
+# Complaints about these are none about pixels: GDAL writes -9999 as "no data" also into files of unsigned integers, and
+# scanners write 0 as orientation (274) and unit of the resolution (296).
+_TAGS_BESIDE_PIXELS = ("GDAL_NODATA", "TiffTag 274 ", "TiffTag 296 ")
+
 _reading = threading.local()  # .complaints: what tifffile said of the file that this thread reads
 
 
@@ -63,21 +68,33 @@ def read_tiff(path: Path) -> StoredImage:
             page = _only_page(tiff)
             _check_kind(page)
             _check_segments(page, path.stat().st_size)
+            _check_no_stack(tiff, page, path.stat().st_size)
             if not complaints:
                 pixels = page.asarray(squeeze=False, maxworkers=1)
     except (UnreadableContentError, OSError):
         raise
     except Exception as error:
         # A damaged file makes tifffile raise whatever its parsing ran into: struct.error, KeyError, RecursionError.
-        raise UnreadableContentError(
-            f"must be a whole TIFF, but tifffile says: {type(error).__name__}: {error}. Replace the file, or install "
-            "imagecodecs if its compression asks for it."
-        ) from error
+        raise _failure(error) from error
     if complaints:
         raise UnreadableContentError(
             f"must be a TIFF without faults, but tifffile says: {complaints[0]}. Save it anew."
         )
     return StoredImage(_to_channels_last(pixels), _ends_with_alpha(page), _orientation(page))
+
+
+def _failure(error: Exception) -> UnreadableContentError:
+    asks = "imagecodecs" in str(error) or isinstance(
+        error, ModuleNotFoundError
+    )  # ZSTD asks for a module of Python 3.14
+    if asks and find_spec("imagecodecs") is None:
+        return UnreadableContentError(
+            f"must have a compression that can be undone here, but needs the package imagecodecs ({error}). "
+            "Install `srforge-data[tiff]`."
+        )
+    return UnreadableContentError(
+        f"must be a whole TIFF, but tifffile says: {type(error).__name__}: {error}. Replace the file."
+    )
 
 
 def _to_channels_last(pixels: ImageArray) -> ImageArray:
@@ -111,7 +128,8 @@ def _check_kind(page: Any) -> None:
         raise UnreadableContentError(
             f"must be grey, RGB or bands, but is a TIFF of {_name_of(page.photometric)}. Convert it once."
         )
-    if page.dtype is None or page.imagedepth != 1 or page.tiledepth > 1:
+    # 4 or 12 bits would come as uint8 and uint16 whose range is not their type's.
+    if not _has_whole_bytes(page) or page.imagedepth != 1 or page.tiledepth > 1:
         raise UnreadableContentError(
             f"must hold a flat image of whole bytes, but has {page.bitspersample} bits per sample and depth "
             f"{page.imagedepth}. Convert it once."
@@ -127,6 +145,22 @@ def _check_kind(page: Any) -> None:
         raise UnreadableContentError(
             f"must have three bands to be RGB, but has {page.samplesperpixel}. Replace the file."
         )
+
+
+def _has_whole_bytes(page: Any) -> bool:
+    if page.dtype is None:
+        return False
+    return bool(page.dtype == np.bool_ or page.bitspersample == 8 * page.dtype.itemsize)
+
+
+def _check_no_stack(tiff: Any, page: Any, file_size: int) -> None:
+    """Refuse a stack of images that lists one page: ImageJ and tifffile let the others follow the first one's pixels."""
+    num_images = (tiff.imagej_metadata or {}).get("images", 1)
+    for described in tiff.shaped_metadata or ():
+        num_images = max(num_images, math.prod(described["shape"]) // page.size)
+    # A tool that cut the image may have kept its old description: then there are no bytes of other images.
+    if num_images > 1 and page.dataoffsets[0] + num_images * page.nbytes <= file_size:
+        raise UnreadableContentError(f"must hold one image, but is a stack of {num_images}. Save each as its own file.")
 
 
 def _name_of(tag_value: Any) -> str:
@@ -188,8 +222,8 @@ class _Overheard(logging.Logger):
     def handle(self, record: logging.LogRecord) -> None:
         complaints: list[str] | None = getattr(_reading, "complaints", None)
         message = record.getMessage()
-        # GDAL writes -9999 as "no data" also into files of unsigned integers.
-        if complaints is not None and record.levelno >= logging.WARNING and "GDAL_NODATA" not in message:
+        is_remark = any(tag in message for tag in _TAGS_BESIDE_PIXELS)
+        if complaints is not None and record.levelno >= logging.WARNING and not is_remark:
             complaints.append(message)
         if super().isEnabledFor(record.levelno):
             super().handle(record)

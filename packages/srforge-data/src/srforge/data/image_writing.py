@@ -47,10 +47,15 @@ def write_image(path: str | os.PathLike[str], array: ImageArray, *, jpeg_quality
     if array.ndim == 2:
         array = array[:, :, None]
     _check_holds(path, array)
-    if not 1 <= jpeg_quality <= 100:
-        raise ConfigurationError(f"`jpeg_quality` must be in 1..100, but is {jpeg_quality}. Use 95 for good pictures.")
-    content = _encode(path.suffix.lower(), np.ascontiguousarray(array), jpeg_quality)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    if not isinstance(jpeg_quality, int) or not 1 <= jpeg_quality <= 100:
+        raise ConfigurationError(
+            f"`jpeg_quality` must be an integer in 1..100, but is {jpeg_quality!r}. Use 95 for good pictures."
+        )
+    # OpenCV takes swapped bytes for native ones, and says nothing.
+    content = _encode(
+        path.suffix.lower(), np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")), jpeg_quality
+    )
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")  # without the name: that may be as long as names can be
     try:
         temporary.write_bytes(content)
         temporary.replace(path)

@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_PIXELS", "MAX_VALUES", "AlphaRule", "ImageReadError", "read_image", "write_image"]
 
+# What is often found under an image's suffix.
+_FOREIGN = (
+    (b"GIF8", "a GIF file, which is not read: convert it"),
+    (b"BM", "a BMP file, which is not read: convert it"),
+    (b"PK\x03\x04", "a ZIP archive (as .npz is one): unpack it"),
+    (b"version https://", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
+)
+
 AlphaRule = Literal["drop", "keep", "error"]
 
 _SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".npy": "NPY"}
@@ -61,7 +69,7 @@ def read_image(path: str | os.PathLike[str], *, alpha: AlphaRule = "drop", chann
     """
     if alpha not in ("drop", "keep", "error"):
         raise ConfigurationError(f"`alpha` must be drop, keep or error, but is {alpha!r}. Choose one of the three.")
-    if channels is not None and (not isinstance(channels, int) or channels < 1):
+    if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels < 1):
         raise ConfigurationError(f"`channels` must be a positive integer or None, but is {channels!r}. Give the count.")
     path = Path(path)
     try:
@@ -95,7 +103,7 @@ def _read_stored(path: Path) -> StoredImage:
             )
         found = next((name for signature, name in _SIGNATURES if head.startswith(signature)), None)
         if found != expected:
-            holds = "something that is no image" if found is None else f"a {found} file"
+            holds = _foreign_kind(head) if found is None else f"a {found} file"
             raise UnreadableContentError(f"must hold what its suffix says, but holds {holds}. Replace or rename it.")
         if found == "TIFF":
             return image_tiff.read_tiff(path)
@@ -103,6 +111,15 @@ def _read_stored(path: Path) -> StoredImage:
             return image_npy.read_npy(path)
         data = head + file.read()
     return image_png.read_png(data) if found == "PNG" else image_jpeg.read_jpeg(data)
+
+
+def _foreign_kind(head: bytes) -> str:
+    """Name a file that no reader takes, with what to do about it where renaming is no cure."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "a WebP file, which is not read: convert it"
+    if head[4:8] == b"ftyp":
+        return "an AVIF, HEIC or video file, which is not read: convert it"
+    return next((kind for start, kind in _FOREIGN if head.startswith(start)), "something that is no image")
 
 
 def _select_channels(stored: StoredImage, alpha: AlphaRule, channels: int | None) -> ImageArray:
