@@ -110,9 +110,10 @@ def test_run_finishers_runs_each_once_in_order():
     assert seen == [("first", 0), ("second", 0)]
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_signal_ends_a_process_whose_main_thread_never_returns_to_python(number, exit_code):
     def child(ready):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where the tests themselves run under nohup
         on_exit(lambda code: say(f"finisher {code}\n"))
         with leave_on_signals(
             "[rank 1] ", interrupt_too=True, announce=lambda reason: say(f"told the others: {reason}\n")
@@ -157,6 +158,17 @@ def test_interrupt_stays_python_s_when_alone():
                 os._exit(5)
 
     assert end_of(child, signals=[signal.SIGINT])[0] == 5
+
+
+def test_hangup_that_nohup_has_ignored_stays_ignored():
+    def child(ready):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with leave_on_signals("", interrupt_too=True, announce=print):
+            ready()
+            time.sleep(1)
+            os._exit(7)
+
+    assert end_of(child, signals=[signal.SIGHUP])[0] == 7
 
 
 def test_handler_of_the_script_stays():

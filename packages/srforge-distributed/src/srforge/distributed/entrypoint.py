@@ -53,8 +53,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
     With several ranks, an uncaught exception is printed with the rank on every line and recorded where torchrun looks
     for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
     clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
-    0, since the other ranks would wait. Ctrl-C and SIGTERM leave at once, the latter with 143; a rank whose torchrun was
-    killed leaves within two seconds. After the normal end, the process group is closed when the
+    0, since the other ranks would wait. Ctrl-C, SIGTERM and SIGHUP leave at once, with 130, 143 and 129; a rank whose
+    torchrun was killed leaves within two seconds. After the normal end, the process group is closed when the
     interpreter exits.
 
     With one process, exceptions pass through after the finishers, and Ctrl-C ends with 130 and without a traceback.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     _Finisher = TypeVar("_Finisher", bound=Callable[[int], object])
 
-SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
+# SIGHUP: the terminal was closed (without nohup, which has it ignored); torchrun hands it on. Windows has none.
+_TOLD_TO_END = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SIGINT_EXIT_CODE = 128 + signal.SIGINT
 
 #: Seconds for the finishers of a process that was told to end; launchers kill what stays longer.
@@ -79,7 +80,7 @@ def print_bounded(text: str) -> None:
 
 @contextlib.contextmanager
 def leave_on_signals(tag: str, *, interrupt_too: bool, announce: Callable[[str], None]) -> Iterator[None]:
-    """Leave with 143 on SIGTERM (and with 130 on SIGINT) in the body, also while it is blocked in a collective.
+    """Leave with 143 on SIGTERM, 129 on SIGHUP and 130 on SIGINT in the body, also while it is blocked in a collective.
 
     A Python signal handler runs only when the main thread is back in Python; a blocked collective may keep it away
     until the group's timeout. Here C code writes the signal's number into a socket, and a thread reads it there. A
@@ -92,8 +93,9 @@ def leave_on_signals(tag: str, *, interrupt_too: bool, announce: Callable[[str],
     """
     exit_codes: dict[int, int] = {}
     if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            exit_codes[signal.SIGTERM] = SIGTERM_EXIT_CODE
+        for number in _TOLD_TO_END:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                exit_codes[number] = 128 + number
         if interrupt_too and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             exit_codes[signal.SIGINT] = SIGINT_EXIT_CODE
     if not exit_codes:
@@ -144,9 +146,9 @@ def _restore_signals_in_child() -> None:
         _finishers.clear()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
-            for number, default in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+            for number in (*_TOLD_TO_END, signal.SIGINT):
                 if signal.getsignal(number) is _wait_for_the_watcher:
-                    signal.signal(number, default)
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
