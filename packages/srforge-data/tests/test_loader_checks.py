@@ -5,9 +5,9 @@ import warnings
 import cv2
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from srforge.data import DatasetPicklingError, loader_checks
+from srforge.data import DataLoaderFactory, DatasetPicklingError, loader_checks
 from srforge.data.loader_checks import (
     check_workers,
     settings_of,
@@ -17,6 +17,7 @@ from srforge.data.loader_checks import (
 )
 from srforge.data.resources import MachineLimits
 from srforge.distributed.active import set_active_strategy
+from srforge.distributed.errors import ConfigurationError
 from srforge.distributed.testing import FakeStrategy
 
 
@@ -118,3 +119,45 @@ def test_setting_that_changed_after_the_workers_started_is_named():
     dataset.patch = 64
     with pytest.warns(UserWarning, match=r"dataset\.patch must be set before workers start.*set_epoch\(epoch\)"):
         warn_changed_settings(before, settings_of(dataset))
+
+
+class Endless(Dataset):
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_data_set_that_torch_would_take_for_an_empty_one_is_refused(shuffle):
+    for dataset in ((index for index in range(3)), {1, 2}, iter([1])):
+        with pytest.raises(ConfigurationError, match=r"`dataset` must give samples by index .*, but is a \w+"):
+            DataLoaderFactory(dataset, 2, shuffle=shuffle, seed=0).get_loader()
+    with pytest.raises(ConfigurationError, match=r"`dataset` must have a length, but Endless has no __len__"):
+        DataLoaderFactory(Endless(), 2, shuffle=shuffle, seed=0).get_loader()
+
+
+def test_order_of_the_users_needs_no_length():
+    for order in ({"sampler": [4, 7, 5]}, {"batch_sampler": [[4, 7], [5]]}):
+        loader = DataLoaderFactory(Endless(), 2, shuffle=False, seed=0, **order).get_loader()
+        assert [batch.tolist() for batch in loader] == [[4, 7], [5]]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [[1, 2, 3], (1, 2, 3), {0: 1, 1: 2, 2: 3}, torch.tensor([1, 2, 3]), TensorDataset(torch.tensor([1, 2, 3]))],
+)
+def test_whatever_has_indices_and_a_length_is_a_data_set(dataset):
+    (batch,) = DataLoaderFactory(dataset, 3, shuffle=False, seed=0).get_loader()
+    assert torch.as_tensor(batch[0] if isinstance(batch, list) else batch).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_length_that_changes_under_a_loader_is_refused(length):
+    """Its order was planned: of a longer data set it would leave samples out, of a shorter one ask for some too many."""
+    samples = [1, 2, 3]
+    loader = DataLoaderFactory(samples, 2, shuffle=True, seed=0).get_loader()
+    assert sum(map(len, loader)) == 3
+    samples[:] = range(length)
+    with pytest.raises(ConfigurationError, match=rf"must keep its length, but has {length} samples now and had 3"):
+        iter(loader)
+    loader = DataLoaderFactory(samples, 2, shuffle=True, seed=0, sampler=None).get_loader()
+    assert sum(map(len, loader)) == length

@@ -67,7 +67,8 @@ def test_without_workers_there_is_nothing_to_start():
 
 
 @pytest.mark.parametrize(
-    "given", [{"persistent_workers": True}, {"prefetch_factor": 4}, {"multiprocessing_context": "fork"}]
+    "given",
+    [{"persistent_workers": True}, {"prefetch_factor": 4}, {"multiprocessing_context": "fork"}, {"timeout": 60}],
 )
 def test_worker_options_without_workers_warn_that_they_have_no_effect(given):
     with pytest.warns(UserWarning, match=f"`{next(iter(given))}` must come with num_workers > 0, but num_workers is 0"):

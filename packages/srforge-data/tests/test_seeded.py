@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
 from srforge.data import SampleError, SeededDataset
 from srforge.data.seeded import SeededCollate
@@ -137,3 +137,25 @@ def test_random_collate_function_is_seeded_and_leaves_the_generators_alone():
     assert batch(SampleKey(0, 1), SampleKey(1, 1)) == drawn
     assert batch(SampleKey(0, 2), SampleKey(1, 2)) != drawn
     assert dataset[SampleKey(1, 1)][1:] != drawn  # not the last sample's own numbers
+
+
+class Leaving(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise SystemExit(3)
+
+
+def test_exit_in_a_worker_is_an_error_that_names_its_sample():
+    """Torch loses it: its rank sees a closed pipe (FileNotFoundError, EOFError) and nothing of the reason."""
+    loader = DataLoader(
+        SeededDataset(Leaving(), 0), sampler=[SampleKey(1, 0)], num_workers=1, multiprocessing_context="fork"
+    )
+    with pytest.raises(SampleError, match=r"sample 1 \(epoch 0\) must be readable, .*worker 0: SystemExit: 3"):
+        list(loader)
+
+
+def test_exit_in_the_main_process_is_one():
+    with pytest.raises(SystemExit):
+        SeededDataset(Leaving(), 0)[SampleKey(1, 0)]

@@ -6,7 +6,7 @@ in ``worker``, checks before workers start in ``loader_checks``.
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from srforge.data.collation import collate_samples
 from srforge.data.environment_variables import keep_opencv_threads
 from srforge.data.hang import arm_hang_reports
-from srforge.data.loader_checks import check_workers, settings_of, warn_changed_settings, warn_stored_generators
+from srforge.data.loader_checks import (
+    check_workers,
+    require_length,
+    require_same_length,
+    settings_of,
+    warn_changed_settings,
+    warn_stored_generators,
+)
 from srforge.data.policy import start_method_of, worker_policy
 from srforge.data.samplers import choose_sampler
 from srforge.data.seeded import SeededCollate, SeededDataset
@@ -98,6 +105,7 @@ class DataLoaderFactory:
             given=options,
         )
         dataset: Any
+        length: int | None = None
         if isinstance(self.dataset, IterableDataset):
             self._refuse_for_iterables(plan, given)
             dataset = self.dataset
@@ -107,10 +115,12 @@ class DataLoaderFactory:
                 )
             arguments |= {"batch_size": self.batch_size, "drop_last": given.get("drop_last", False)}
         else:
+            has_order = given.get("sampler") is not None or given.get("batch_sampler") is not None
+            length = require_length(self.dataset, has_order=has_order)
             dataset = SeededDataset(self.dataset, seed, rank=strategy.rank)
             arguments |= choose_sampler(
                 strategy,
-                len(self.dataset) if isinstance(self.dataset, Sized) else 0,  # an own order needs no length
+                length or 0,  # an own order needs no length
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 seed=seed,
@@ -125,7 +135,7 @@ class DataLoaderFactory:
             arguments["generator"] = torch.Generator().manual_seed(mix(seed, _LOADER_SEED, strategy.rank) >> 1)
         if self.num_workers:
             self._prepare_workers(arguments)
-        return CheckedDataLoader(dataset, user_dataset=self.dataset, **arguments)
+        return CheckedDataLoader(dataset, user_dataset=self.dataset, length=length, **arguments)
 
     def _prepare_workers(self, arguments: dict[str, Any]) -> None:
         """Check that the data set can travel, start the fork server, and put our start before the user's own."""
@@ -163,20 +173,23 @@ def _makes_batches(arguments: dict[str, Any]) -> bool:
 
 
 class CheckedDataLoader(DataLoader[Any]):
-    """A ``DataLoader`` that warns when the data set was changed where its living workers cannot see it.
+    """A ``DataLoader`` that tells when the data set was changed where its sampler or its living workers cannot see it.
 
     Args:
         dataset: The wrapped data set.
         user_dataset: The data set that the user may change.
+        length: Its number of samples, for which the sampler was made; None: a sampler of the user's needs none.
         **arguments: Of ``torch.utils.data.DataLoader``.
     """
 
-    def __init__(self, dataset: Any, *, user_dataset: Any, **arguments: Any) -> None:
+    def __init__(self, dataset: Any, *, user_dataset: Any, length: int | None = None, **arguments: Any) -> None:
         super().__init__(dataset, **arguments)
         self._user_dataset = user_dataset
+        self._length = length
         self._settings: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch's own type is a private class
+        require_same_length(self._user_dataset, self._length)
         if self.num_workers:
             now = settings_of(self._user_dataset)
             if self._iterator is not None:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from srforge.data.pickling import check_picklable, warn_large_pickle
 from srforge.data.resources import read_limits, resource_warnings
 from srforge.data.seeded import inner_datasets
 from srforge.distributed.active import get_active_strategy
+from srforge.distributed.errors import ConfigurationError
 
 _SETTING_TYPES = (bool, int, float, str, bytes, type(None))
 
@@ -46,6 +47,51 @@ def check_workers(travelling: Mapping[str, Any], start_method: str, *, num_worke
         local_world_size=ranks_on_this_machine(),
     ):
         warnings.warn(message, stacklevel=4)
+
+
+def require_length(dataset: Any, *, has_order: bool) -> int | None:
+    """Return how many samples a map-style data set has; what torch would iterate as if it were empty is refused.
+
+    Args:
+        dataset: The user's data set.
+        has_order: Whether the user gave a ``sampler`` or ``batch_sampler``, which needs no length.
+
+    Returns:
+        Its length, or None where an order of the user's decides.
+
+    Raises:
+        ConfigurationError: Samples cannot be asked for by index, or nobody says how many there are.
+    """
+    kind = type(dataset)
+    if not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+        raise ConfigurationError(
+            f"`dataset` must give samples by index (__getitem__) or be a torch IterableDataset, but is a {kind.__name__}. "
+            "Wrap it in one of the two."
+        )
+    if has_order:
+        return None
+    if not isinstance(dataset, Sized):
+        raise ConfigurationError(
+            f"`dataset` must have a length, but {kind.__name__} has no __len__. Add it, or pass the order as `sampler`."
+        )
+    return len(dataset)
+
+
+def require_same_length(dataset: Any, length: int | None) -> None:
+    """Refuse a data set whose length changed after its loader was made: the order of the samples was planned for it.
+
+    Args:
+        dataset: The user's data set.
+        length: What ``require_length`` returned.
+
+    Raises:
+        ConfigurationError: It has more or fewer samples now.
+    """
+    if length is not None and len(dataset) != length:
+        raise ConfigurationError(
+            f"`dataset` must keep its length, but has {len(dataset)} samples now and had {length} when its loader was "
+            "made. Make a new loader."
+        )
 
 
 def warn_unsafe_fork() -> None:

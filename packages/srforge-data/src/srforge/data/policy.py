@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_NEED_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
+_NEED_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor", "timeout")
 
 
 def worker_policy(

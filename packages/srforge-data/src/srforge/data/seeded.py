@@ -82,9 +82,11 @@ class SeededDataset(Dataset[Any]):
             seed_sample(self.seed, epoch or 0, first)
             try:
                 return make()
-            except Exception as error:
-                if epoch is None:
-                    raise  # asked for by hand, not by a loader
+            except (Exception, SystemExit) as error:
+                # In a worker an exit would be the end without a word: its rank sees a pipe that closed.
+                is_exit_here = isinstance(error, SystemExit) and get_worker_info() is None
+                if epoch is None or is_exit_here:  # None: asked for by hand, not by a loader
+                    raise
                 kind = SampleConfigurationError if isinstance(error, SRForgeError) else SampleError
                 raise kind(
                     f"sample {asked} (epoch {epoch}) must be readable, but its data set failed on rank {self.rank}, "
