@@ -38,7 +38,8 @@ def context(epoch, value, *, is_best=False):
         metrics={"training": {"loss": value, "num_samples": 8.0}},
         is_best=is_best,
         learning_rates=(0.1,),
-        seconds=2.0,
+        seconds=4.0,
+        training_seconds=2.0,
         num_samples=8.0,
     )
 
@@ -53,7 +54,7 @@ def test_each_epoch_is_compared_with_the_last_and_with_the_best(capsys):
         logger.show_summary(context(epoch, value, is_best=is_best))
     out = capsys.readouterr().out
     assert columns(out) == [["4"], ["2", "-2", "-2"], ["3", "+1", "+1"], ["5", "+2", "+3"]]
-    assert "epoch 1/4  step 1  2.0 s, 4 samples/s" in out
+    assert "epoch 1/4  step 1  4.0 s, 4 samples/s" in out
     assert out.count("best so far") == 2
 
 

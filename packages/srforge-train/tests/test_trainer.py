@@ -229,7 +229,7 @@ def test_no_epochs_at_all_is_an_error(tmp_path):
 
 def test_the_end_names_its_reason(tmp_path, capsys):
     noisy_trainer(tmp_path, max_steps=8).train(9, *loaders())
-    assert "Training ends after 2 of 9 epochs: max_steps." in capsys.readouterr().err
+    assert "Training ends after 2 of 9 epochs: max_steps; epoch 1 took 2 of its 6 steps." in capsys.readouterr().err
 
 
 def test_a_collective_in_the_state_of_a_hook_is_refused(tmp_path, monkeypatch):
@@ -298,7 +298,22 @@ def test_ctrl_c_says_which_epoch_will_be_replayed(tmp_path, capsys):
     trainer.training_runner.hooks.attach(Interrupting())
     with pytest.raises(KeyboardInterrupt):
         trainer.train(3, *loaders())
-    assert "Stopped inside epoch 1; the same command replays that epoch" in capsys.readouterr().err
+    assert "Stopped in epoch 1; the same command replays that epoch" in capsys.readouterr().err
+
+
+def test_ctrl_c_between_training_and_the_commit_names_the_epoch_that_is_lost(tmp_path, capsys):
+    class Interrupting(Hook):
+        @hooks_into("on_epoch_finished")
+        def interrupt(self, context):
+            if context.epoch == 1:
+                raise KeyboardInterrupt
+
+    trainer = noisy_trainer(tmp_path)
+    trainer.hooks.attach(Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(3, *loaders())
+    assert "Stopped in epoch 1;" in capsys.readouterr().err
+    assert noisy_trainer(tmp_path).resume() == 1
 
 
 def test_the_summary_shows_values_changes_and_the_baseline(tmp_path, capsys):
@@ -310,6 +325,7 @@ def test_the_summary_shows_values_changes_and_the_baseline(tmp_path, capsys):
     assert "epoch 2/2  step 12" in seen.out
     rows = [line.split() for line in seen.out.splitlines() if line.split()[:1] == ["validation/l2"]]
     assert [row[-1] for row in rows] == ["1", "1"], "the baseline is off by one everywhere"
+    assert seen.out.startswith("baseline l2 1\n"), "what is to be surpassed is known before the first epoch"
     assert [len(row) for row in rows] == [3, 4], "the second epoch is compared with the first"
     assert seen.out.count("validation/l2") == 2
     assert "num_samples" not in seen.out

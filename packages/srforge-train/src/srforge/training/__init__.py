@@ -28,7 +28,8 @@ from srforge.training.options import RunnerOptions, TrainerOptions
 from srforge.training.resuming import warm_start_model
 from srforge.training.runners import TrainingRunner, ValidationRunner
 from srforge.training.schedules import Schedule, warmup_cosine
-from srforge.training.trainer import Trainer, TrainingResult, UnpreparedModelError
+from srforge.training.stopping import TrainingResult
+from srforge.training.trainer import Trainer, UnpreparedModelError
 from srforge.training.warm_start import WarmStart, warm_start
 from srforge.training.weights_export import export_weights
 

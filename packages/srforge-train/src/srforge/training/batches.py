@@ -52,6 +52,9 @@ def micro_batches(
         accumulate: Micro-batches a window of a loader without a plan.
         max_windows: Stop after so many windows; None: at the end of the loader.
 
+    Raises:
+        ConfigurationError: The loader yields nothing, or less than its plan says.
+
     Collective: every rank must iterate it, if the loader has no plan.
     """
     num_windows = 0
@@ -62,6 +65,11 @@ def micro_batches(
             return
         yield micro
         num_windows += micro.ends_window
+    if num_windows == 0 and max_windows != 0:
+        raise ConfigurationError(
+            "The training loader must yield a batch in every epoch, but has none left: a generator or an iterator can be "
+            "run through only once. Give a list, a DataLoader, or an object whose __iter__ begins anew."
+        )
 
 
 def _planned(loader: Iterable[Any], rank: int) -> Iterator[MicroBatch]:

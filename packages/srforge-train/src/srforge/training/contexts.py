@@ -110,7 +110,8 @@ class RunContext:
         best_epoch: Its epoch.
         stop_reason: Why training ends here; None while it goes on.
         learning_rates: Learning rate of each parameter group, as the next step will use it.
-        seconds: Wall-clock time of the epoch, on this rank.
+        seconds: Wall-clock time of the epoch, validation included, on this rank.
+        training_seconds: Of it, what was spent on training.
         num_samples: Real samples that the fleet trained on in the epoch; 0 where unknown.
         resumed_from: Epoch of the checkpoint that this launch continues; None for a fresh run.
     """
@@ -127,5 +128,6 @@ class RunContext:
     stop_reason: str | None = None
     learning_rates: tuple[float, ...] = ()
     seconds: float = 0.0
+    training_seconds: float = 0.0
     num_samples: float = 0.0
     resumed_from: int | None = None

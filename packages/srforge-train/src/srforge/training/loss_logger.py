@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from srforge.distributed import ReductionReport, get_active_strategy, main_process_only
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import Hook, hooks_into
+from srforge.training.progress import print_line
 from srforge.training.protocols import Tracker
 
 # Counted for speed and for checks, not to be read as a metric.
@@ -46,8 +46,11 @@ class LossLogger(Hook):
 
     @hooks_into("on_training_began")
     def start_clock(self, context: RunContext) -> None:
-        """Remember where this launch began, for the time left."""
+        """Remember where this launch began, for the time left, and show what is to be surpassed."""
         self._started, self._first_epoch = time.monotonic(), context.epoch
+        if context.baseline:
+            values = ", ".join(f"{name} {value:.5g}" for name, value in flatten(context.baseline).items())
+            _print([f"baseline {values}"])
 
     @hooks_into("on_epoch_finished")
     def show_replica(self, context: RunContext) -> None:
@@ -55,14 +58,13 @@ class LossLogger(Hook):
         if self.show_replicas:
             strategy = get_active_strategy()
             digest = strategy.fingerprint(context.model)
-            sys.stderr.write(f"[r{strategy.rank}] epoch {context.epoch} replica {digest}\n")
+            print_line(f"[r{strategy.rank}] epoch {context.epoch} replica {digest}")
 
     @hooks_into("on_epoch_finished")
     @main_process_only
     def show_summary(self, context: RunContext) -> None:
         """Print the reduced metrics of the epoch."""
-        sys.stdout.write("\n".join(self._summary(context)) + "\n")
-        sys.stdout.flush()
+        _print(self._summary(context))
         self._previous = flatten(context.metrics)
         self._best = self._previous if context.is_best else self._best
 
@@ -77,7 +79,8 @@ class LossLogger(Hook):
     def _summary(self, context: RunContext) -> list[str]:
         done = context.epoch - self._first_epoch + 1
         left = (time.monotonic() - self._started) / done * (context.epochs - context.epoch - 1)
-        speed = f", {context.num_samples / context.seconds:.0f} samples/s" if context.seconds > 0 else ""
+        seconds = context.training_seconds  # validation is not what makes training slow
+        speed = f", {context.num_samples / seconds:.0f} samples/s" if seconds > 0 else ""
         rates = ", ".join(f"{rate:.2e}" for rate in dict.fromkeys(context.learning_rates))
         headline = (
             f"epoch {context.epoch + 1}/{context.epochs}  step {context.global_step}  {context.seconds:.1f} s{speed}  "
@@ -96,6 +99,11 @@ class LossLogger(Hook):
             compared = f"{baseline[name]:.5g}" if name in baseline else ""
             lines.append(f"  {name:<28} {value:>10.5g} {last:>10} {best:>10} {compared:>10}".rstrip())
         return lines + list(_notes(get_active_strategy().last_reduction))
+
+
+@main_process_only
+def _print(lines: list[str]) -> None:
+    print("\n".join(lines), flush=True)  # not `sys.stdout.write`: a process without a console has no stdout
 
 
 def _notes(report: ReductionReport | None) -> Iterator[str]:

@@ -199,7 +199,7 @@ def refuse_dead_terms(values: TermValues) -> None:
 
 
 # Names under which the loop itself reports.
-_OWN_NAMES = frozenset({"loss", "grad_norm", "num_samples", "skipped_steps", "skipped_samples"})
+OWN_NAMES = frozenset({"loss", "grad_norm", "num_samples", "skipped_steps", "skipped_samples"})
 
 
 def refuse_taken_names(objective: Objective, metrics: Metrics | None) -> None:
@@ -209,7 +209,7 @@ def refuse_taken_names(objective: Objective, metrics: Metrics | None) -> None:
         ConfigurationError: A term of a training loop has a name under which the loop reports, or a metric that of a term.
     """
     names = [*objective.terms, *(metrics.terms if metrics is not None else ())]
-    if taken := sorted({name for name in names if name in _OWN_NAMES or names.count(name) > 1}):
+    if taken := sorted({name for name in names if name in OWN_NAMES or names.count(name) > 1}):
         raise ConfigurationError(
             f"Names of terms must be their own, but {', '.join(taken)} is reported already. Rename the term."
         )

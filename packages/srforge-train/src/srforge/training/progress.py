@@ -35,7 +35,8 @@ class Progress:
         self._pending: Tensor | None = None  # the loss of the previous interval, long since computed when it is read
         self._started = self._updated = time.monotonic()
         self._interval = _LINE_INTERVAL_SECONDS
-        if sys.stderr.isatty():
+        is_terminal = getattr(sys.stderr, "isatty", None)  # a stand-in for the stream may lack it
+        if is_terminal is not None and is_terminal():
             from tqdm.auto import tqdm
 
             self._interval = _BAR_INTERVAL_SECONDS
@@ -71,8 +72,7 @@ class Progress:
             return
         rate = self._count / max(time.monotonic() - self._started, 1e-9)
         total = "" if self._total is None else f"/{self._total}"
-        # One write a line: those of several ranks end up in one file.
-        sys.stderr.write(f"{self._label} {self._count}{total} {rate:.1f} batches/s {suffix}".rstrip() + "\n")
+        print_line(f"{self._label} {self._count}{total} {rate:.1f} batches/s {suffix}".rstrip())
 
     def __enter__(self) -> Progress:  # noqa: PYI034  # Self needs Python 3.11
         note_place(self._phase, self._epoch, 0)
@@ -86,3 +86,9 @@ class Progress:
         elif error is None and self._count:
             self._pending = None
             self._show()
+
+
+def print_line(text: str) -> None:
+    """Write a line to standard error in one piece, as several ranks share a file; nothing without a console."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")

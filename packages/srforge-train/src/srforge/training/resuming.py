@@ -22,8 +22,12 @@ from srforge.distributed import (
 from srforge.training.checkpoint_files import CheckpointError
 from srforge.training.checkpoint_record import read_record
 from srforge.training.checkpoint_store import CheckpointStore
+from srforge.training.protocols import Runner
 from srforge.training.warm_start import WarmStart, warm_start
 
+# What schedulers change in an optimizer's groups, and what they keep of their own course.
+_SCHEDULED = {"lr", "momentum", "betas"}
+_SCHEDULE_STATE = {"last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "base_lrs", "lr_lambdas"}
 _PLAN_FACTS = ("batch_size", "accumulate", "global_batch_size", "num_samples")
 
 
@@ -130,6 +134,41 @@ def explain_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str
     return "; ".join(texts)
 
 
+def explain_settings(state: Mapping[str, Any], runner: Runner) -> str:
+    """Return which settings of optimizers and schedules a checkpoint brings that differ from the configured ones.
+
+    Their ``load_state_dict`` takes the checkpoint's values, and says nothing. Call this before.
+
+    Args:
+        state: As ``read_checkpoint`` returned it.
+        runner: As it is configured.
+    """
+    texts = []
+    for name, optimizer in runner.optimizers.items():
+        scheduler = runner.schedules[name].scheduler if name in runner.schedules else None
+        moving = {"params", *(() if scheduler is None else _SCHEDULED)}
+        groups = state.get("optimizers", {}).get(name, {}).get("param_groups", [])
+        for index, (saved, now) in enumerate(zip(groups, optimizer.param_groups, strict=False)):
+            texts += _differing(saved, now, moving, f"group {index} of {name}")
+        if scheduler is not None:
+            saved = state.get("schedules", {}).get(name, {})
+            texts += _differing(saved, scheduler.state_dict(), _SCHEDULE_STATE, f"schedule of {name}")
+    return "; ".join(texts)
+
+
+def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], moving: set[str], where: str) -> list[str]:
+    shared = [key for key in now if key in saved and key not in moving and not str(key).startswith("_")]
+    values = {key: (_text(saved[key]), _text(now[key])) for key in shared}
+    return [f"{where} has {key} {old} instead of {new}" for key, (old, new) in values.items() if old != new]
+
+
+def _text(value: Any) -> str:
+    plain = value.tolist() if isinstance(value, torch.Tensor) else value
+    if isinstance(plain, Mapping):  # a Counter of milestones comes back as a dict
+        return str(dict(plain))
+    return str(list(plain) if isinstance(plain, (tuple, list)) else plain)
+
+
 def warm_start_model(model: nn.Module, path: str | Path, **options: Any) -> WarmStart:
     """Load weights that exist into a model, before training; rank 0 reads the file, the others receive.
 
@@ -183,6 +222,12 @@ def _read(store: CheckpointStore | None, source: str | Path) -> tuple[dict[str, 
     if str(source) == "never":
         return None, ""
     if str(source) != "auto":
+        if not Path(source).is_file():
+            found = "a folder" if Path(source).is_dir() else "no file that exists"
+            raise CheckpointError(
+                f"What to resume must be `auto`, `never`, or the path of a checkpoint's .pt file, but {source} is {found}. "
+                "Correct it, or leave it out."
+            )
         folder = store if store is not None else CheckpointStore(Path(source).parent)
         return folder.load(Path(source)), str(source)
     if store is None:

@@ -1,29 +1,42 @@
-"""Which epoch is best, and when training ends: one pure decision an epoch, taken from reduced values."""
+"""Which epoch is best, when training ends and how: one pure decision an epoch, taken from reduced values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from srforge.distributed import ConfigurationError
+from srforge.distributed import ConfigurationError, get_active_strategy
+from srforge.training.objective import OWN_NAMES
 from srforge.training.options import TrainerOptions
 from srforge.training.protocols import Runner
-from srforge.training.runners import ValidationRunner
+from srforge.training.runners import TrainingRunner, ValidationRunner
 from srforge.training.schedules import monitored_value
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an epoch's end decided.
+class TrainingResult:
+    """How a run ended.
 
     Attributes:
-        is_best: The monitored value is the best so far.
-        stop_reason: ``epochs``, ``max_steps``, ``patience``, ``max_minutes`` or ``stop_file``; None: go on.
+        epochs: Epochs that are finished.
+        global_step: Optimizer steps taken.
+        metrics: Reduced metrics of the last epoch by section.
+        baseline: Reduced metrics of the baseline prediction; empty without one.
+        best_value: Best monitored value; None without a monitor.
+        best_epoch: Its epoch, 0-based.
+        stop_reason: Why training ended.
     """
 
-    is_best: bool
-    stop_reason: str | None
+    epochs: int
+    global_step: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    best_value: float | None = None
+    best_epoch: int | None = None
+    stop_reason: str | None = None
 
 
 @dataclass(slots=True)
@@ -92,29 +105,74 @@ def is_over(options: TrainerOptions, standing: Standing, epochs_left: int, globa
     return stop_reason(whole, standing, epochs_left=epochs_left, global_step=global_step, minutes=0.0) is not None
 
 
-def refuse_unmeasured(monitor: str | None, runner: Runner, validator: ValidationRunner | None) -> None:
-    """Refuse to follow a metric of validation that is not measured: there would be no best epoch, and no patience.
+def describe_cut(epoch: int, num_steps: int, limit: int | None, plan: Any) -> str:
+    """Return what an epoch left out because ``max_steps`` ended it inside; empty if it was whole.
+
+    Args:
+        epoch: 0-based.
+        num_steps: Optimizer steps it took.
+        limit: Steps that were left of ``max_steps``; None: no limit.
+        plan: Of the training loader; None for a stream, which does not know its length.
+    """
+    total = getattr(plan, "num_steps", None)
+    if limit is None or num_steps < limit or num_steps == total:
+        return ""
+    return f"epoch {epoch} took {num_steps} of its {'steps' if total is None else f'{total} steps'}"
+
+
+def remove_stop_file(options: TrainerOptions, reason: str | None) -> None:
+    """Remove the file that ended a launch, so that the next one goes on; rank 0 does it."""
+    if reason != "stop_file" or options.stop_file is None or not get_active_strategy().is_main:
+        return
+    try:
+        options.stop_file.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(f"{options.stop_file} could not be removed and will end the next launch: {error}.", stacklevel=2)
+
+
+def refuse_unmeasured(
+    monitor: str | None, runner: Runner, validator: ValidationRunner | None, val_loader: Any = None
+) -> None:
+    """Refuse to follow a metric that is not measured: there would be no best epoch, and no patience.
 
     Args:
         monitor: What decides which epoch is best.
         runner: Its schedules may follow a metric as well.
         validator: What validates; None: nothing does.
+        val_loader: What it validates on.
 
     Raises:
-        ConfigurationError: A metric of validation is followed without validation, or it has no such metric.
+        ConfigurationError: A metric is followed that nothing reports, or validation has no sample.
     """
-    followed = [monitor, *(schedule.monitor for schedule in runner.schedules.values())]
-    names = [name for name in followed if name is not None and name.startswith("validation/")]
-    if names and validator is None:
+    dataset: Any = getattr(val_loader, "dataset", None)
+    if validator is not None and isinstance(dataset, Sized) and len(dataset) == 0:
         raise ConfigurationError(
-            f"`monitor` must be measured, but is {names[0]!r} and there is no validation. Give validation data, or follow "
-            "a metric of training, or none."
+            "The validation data must have at least one sample, but is empty. Look at its folder, or leave validation out."
         )
-    if validator is None or validator.hooks.has_handlers("on_post_forward"):  # a hook may add metrics
-        return
-    if type(validator).run_epoch is not ValidationRunner.run_epoch:  # so may a loop of the user's own
-        return
-    for name in names:
-        if name.split("/")[1] not in {*validator.metrics.terms, "skipped_samples"}:
-            known = ", ".join(f"validation/{term}" for term in validator.metrics.terms)
-            raise ConfigurationError(f"`monitor` must be a metric of validation, but is {name!r}. There are {known}.")
+    followed = [monitor, *(schedule.monitor for schedule in runner.schedules.values())]
+    for name in filter(None, followed):
+        section = name.partition("/")[0]
+        if section not in ("training", "validation"):
+            raise ConfigurationError(
+                f"`monitor` must begin with training/ or validation/, but is {name!r}. Write validation/{name}, perhaps."
+            )
+        if section == "validation" and validator is None:
+            raise ConfigurationError(
+                f"`monitor` must be measured, but is {name!r} and there is no validation. Give validation data, or follow "
+                "a metric of training, or none."
+            )
+        known = _known_names(runner if section == "training" else validator)
+        if known and name.split("/")[1] not in known:
+            terms = ", ".join(f"{section}/{term}" for term in known if term != "skipped_samples")
+            raise ConfigurationError(f"`monitor` must be a metric of {section}, but is {name!r}. There are {terms}.")
+
+
+def _known_names(runner: Any) -> list[str]:
+    """Return what a loop reports; nothing where that is not known before: a hook or a loop of the user's own may add."""
+    if runner.hooks.has_handlers("on_post_forward"):
+        return []
+    if type(runner).run_epoch is ValidationRunner.run_epoch:
+        return [*runner.metrics.terms, "skipped_samples"]
+    if type(runner).run_epoch is TrainingRunner.run_epoch:
+        return [*runner.objective.terms, *(runner.metrics.terms if runner.metrics else ()), *sorted(OWN_NAMES)]
+    return []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +21,22 @@ from srforge.training.loss_logger import flatten
 from srforge.training.options import TrainerOptions, require_positive
 from srforge.training.protocols import Runner, Tracker
 from srforge.training.rehearsal import rehearse_training, rehearse_validation
-from srforge.training.resuming import explain_changes, launch_facts, read_checkpoint, settle_branch
+from srforge.training.resuming import explain_changes, explain_settings, launch_facts, read_checkpoint, settle_branch
 from srforge.training.run_state import collect_state, restore_state
 from srforge.training.runners import ValidationRunner
-from srforge.training.stopping import Standing, is_over, refuse_unmeasured, stop_reason
+from srforge.training.stopping import (
+    Standing,
+    TrainingResult,
+    describe_cut,
+    is_over,
+    refuse_unmeasured,
+    remove_stop_file,
+    stop_reason,
+)
 
 
 class UnpreparedModelError(SRForgeError):
     """The model did not pass through ``setup_device``: its replicas would train apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """How a run ended.
-
-    Attributes:
-        epochs: Epochs that are finished.
-        global_step: Optimizer steps taken.
-        metrics: Reduced metrics of the last epoch by section.
-        baseline: Reduced metrics of the baseline prediction; empty without one.
-        best_value: Best monitored value; None without a monitor.
-        best_epoch: Its epoch, 0-based.
-        stop_reason: Why training ended.
-    """
-
-    epochs: int
-    global_step: int
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    baseline: Mapping[str, Any] = field(default_factory=dict)
-    best_value: float | None = None
-    best_epoch: int | None = None
-    stop_reason: str | None = None
 
 
 class Trainer:
@@ -90,11 +74,12 @@ class Trainer:
             self.hooks.attach(hook)
         self.epoch, self.standing = 0, Standing()  # the next epoch to run, the best one so far
         self.stop_reason: str | None = None
+        self.cut = ""  # what the last epoch left out, if max_steps ended it inside
         self.metrics: Mapping[str, Any] = {}
         self.baseline: Mapping[str, Any] = {}
         self.resumed_from: int | None = None
         self._launch: Mapping[str, Any] = {}
-        self._epoch_started = self._launch_started = time.monotonic()
+        self._epoch_started = self._epoch_trained = self._launch_started = time.monotonic()
 
     def train(self, epochs: int, train_loader: Any, val_loader: Any = None) -> TrainingResult:
         """Train until so many epochs are finished, counted from the very first launch.
@@ -113,15 +98,12 @@ class Trainer:
         strategy, runner = get_active_strategy(), self.training_runner
         self._refuse_what_cannot_work(epochs, val_loader)
         if is_over(self.options, self.standing, epochs - self.epoch, runner.global_step) and self.epoch > 0:
-            why = self.stop_reason or "epochs"
-            self._say(f"This run is finished after {self.epoch} epochs ({why}); nothing is left to do.")
+            self._say(f"This run is finished after {self.epoch} epochs ({self._why()}); nothing is left to do.")
             # Again, perhaps: the launch that wrote the last checkpoint may have been killed right after it.
             self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
             return self._result()
         refuse_unsharded(train_loader, strategy)
-        before, self._launch = self._launch, launch_facts(train_loader)
-        if changes := explain_changes(before, self._launch):
-            self._say(f"Continuing after epoch {self.resumed_from}, but {changes}.")
+        self._say_what_differs(launch_facts(train_loader))
         train_loader = train_loader if plan_of(train_loader) is not None else FirstBatchKept(train_loader)
         begin_epoch(self.epoch, self.seed, train_loader, val_loader)
         self.rehearse(train_loader, val_loader)
@@ -132,28 +114,31 @@ class Trainer:
             for epoch in range(self.epoch, epochs):
                 self._epoch_started = time.monotonic()
                 begin_epoch(epoch, self.seed, train_loader, val_loader)
-                training = runner.run_epoch(train_loader, epoch, max_steps=self._steps_left())
+                step, limit = runner.global_step, self._steps_left()
+                training = runner.run_epoch(train_loader, epoch, max_steps=limit)
+                self._epoch_trained = time.monotonic()
+                self.cut = describe_cut(epoch, runner.global_step - step, limit, plan_of(train_loader))
                 strategy.sync_buffers(runner.model)
                 if runner.ema is not None:
                     strategy.sync_buffers(runner.ema.model)
                 validation = self._validate(val_loader, epoch, epochs)
                 self.metrics = strategy.reduce_metrics({"training": training, "validation": validation})
-                context = self._context(epochs)
                 for schedule in runner.schedules.values():
                     schedule.after_epoch(flatten(self.metrics))
-                context.is_best, self.stop_reason = self._judge(epoch, epochs)
-                context.best_value, context.best_epoch = self.standing.best_value, self.standing.best_epoch
-                context.stop_reason, self.epoch = self.stop_reason, epoch + 1
+                is_best, self.stop_reason = self._judge(epoch, epochs)
+                self.epoch = epoch + 1
+                context = self._context(epochs, epoch, is_best=is_best)
                 self._fire("on_epoch_finished", context, f"after epoch {epoch}")
                 strategy.check_replicas(runner.model)
                 self._save(context)
                 if self.stop_reason is not None:
                     break
         except KeyboardInterrupt:
-            self._say(f"Stopped inside epoch {self.epoch}; the same command replays that epoch from its beginning.")
+            self._say(f"Stopped in epoch {epoch}; the same command replays that epoch from its beginning.")
             raise
-        if self.stop_reason != "epochs":
-            self._say(f"Training ends after {self.epoch} of {epochs} epochs: {self.stop_reason}.")
+        remove_stop_file(self.options, self.stop_reason)
+        if self._why() != "epochs":
+            self._say(f"Training ends after {self.epoch} of {epochs} epochs: {self._why()}.")
         self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
         return self._result()
 
@@ -178,11 +163,17 @@ class Trainer:
                     f"{name} was written with seed {state['seed']}, but this run has {self.seed}: its data would come in "
                     "another order. Use the same seed, or start over from the weights."
                 )
+            kept = explain_settings(state, self.training_runner)
             self.standing = restore_state(state, self.training_runner, self._all_hooks(), name)
             self.epoch, self.stop_reason = state["epoch"], state["stop_reason"]
-            self.metrics, self.baseline = state["metrics"], state["baseline"]
+            self.metrics, self.baseline, self.cut = state["metrics"], state["baseline"], state.get("cut", "")
             self.resumed_from, self._launch = self.epoch - 1, state.get("launch", {})
             self._say(f"Resuming from {name}: {self.epoch} epochs are finished.")
+            if kept:
+                self._say(f"{name} brings settings of its own, which are kept: {kept}.")
+            if state.get("monitored", self._monitored()) != self._monitored():
+                self._say(f"The best value was one of {state['monitored']}: it is looked for anew.")
+                self.standing = Standing()
         if left := settle_branch(self.checkpoints, source, state):
             self._say(f"Removed {', '.join(left)}: training goes back to the beginning of epoch {self.epoch}.")
         if self.tracker is not None:
@@ -200,9 +191,8 @@ class Trainer:
 
     def _refuse_what_cannot_work(self, epochs: int, val_loader: Any) -> None:
         require_positive("epochs", epochs)
-        refuse_unmeasured(
-            self.options.monitor, self.training_runner, None if val_loader is None else self.validation_runner
-        )
+        validator = None if val_loader is None else self.validation_runner
+        refuse_unmeasured(self.options.monitor, self.training_runner, validator, val_loader)
         strategy = get_active_strategy()
         if strategy.world_size > 1 and not strategy.is_prepared(self.training_runner.model):
             raise UnpreparedModelError(
@@ -210,11 +200,20 @@ class Trainer:
                 "train apart. Call `model, device = setup_device(model, device)` before making the runner."
             )
 
+    def _say_what_differs(self, facts: Mapping[str, Any]) -> None:
+        if changes := explain_changes(self._launch, facts):
+            self._say(f"Continuing after epoch {self.resumed_from}, but {changes}.")
+        if self.cut:
+            self._say(f"Going on with epoch {self.epoch}: {self.cut}, and the samples of the rest are left out.")
+        self._launch = facts
+
+    def _why(self) -> str:
+        return "; ".join(filter(None, (self.stop_reason or "epochs", self.cut)))
+
     def _measure_baseline(self, val_loader: Any) -> None:
-        if self.validation_runner is None or val_loader is None or self.validation_runner.baseline is None:
-            return
-        sums = self.validation_runner.run_baseline(val_loader)
-        self.baseline = get_active_strategy().reduce_metrics({"baseline": sums})["baseline"]
+        if self.validation_runner is not None and val_loader is not None and self.validation_runner.baseline:
+            sums = self.validation_runner.run_baseline(val_loader)
+            self.baseline = get_active_strategy().reduce_metrics({"baseline": sums})["baseline"]
 
     def _validate(self, val_loader: Any, epoch: int, epochs: int) -> dict[str, Any]:
         is_due = (epoch + 1) % self.options.validate_every == 0 or epoch == epochs - 1 or self._steps_left() == 0
@@ -242,15 +241,14 @@ class Trainer:
 
     def _save(self, context: RunContext) -> None:
         if self.checkpoints is not None:
-            with main_work(
-                get_active_strategy(), f"saving epoch {context.epoch}", self.options.main_work_timeout_minutes
-            ):
+            minutes = self.options.main_work_timeout_minutes
+            with main_work(get_active_strategy(), f"saving epoch {context.epoch}", minutes):
                 self._write_checkpoint(self.checkpoints, context)
 
     @main_process_only  # so that a collective in a hook's state_dict is refused by name
     def _write_checkpoint(self, checkpoints: CheckpointStore, context: RunContext) -> None:
-        facts = {name: getattr(self, name) for name in ("epoch", "seed", "stop_reason", "metrics", "baseline")}
-        facts |= {"config": self.options.config_text, "launch": self._launch}
+        facts = {name: getattr(self, name) for name in ("epoch", "seed", "stop_reason", "metrics", "baseline", "cut")}
+        facts |= {"config": self.options.config_text, "launch": self._launch, "monitored": self._monitored()}
         checkpoints.save(
             collect_state(self.training_runner, self._all_hooks(), self.standing, facts),
             epoch=context.epoch,
@@ -260,8 +258,9 @@ class Trainer:
             world_size=get_active_strategy().world_size,
         )
 
-    def _context(self, epochs: int, epoch: int | None = None) -> RunContext:
+    def _context(self, epochs: int, epoch: int | None = None, *, is_best: bool = False) -> RunContext:
         training = self.metrics.get("training", {})
+        groups = [group for optimizer in self.training_runner.optimizers.values() for group in optimizer.param_groups]
         return RunContext(
             epoch=self.epoch if epoch is None else epoch,
             epochs=epochs,
@@ -269,18 +268,19 @@ class Trainer:
             model=self.training_runner.model,
             metrics=self.metrics,
             baseline=self.baseline,
+            is_best=is_best,
             best_value=self.standing.best_value,
             best_epoch=self.standing.best_epoch,
             stop_reason=self.stop_reason,
-            learning_rates=tuple(
-                float(group["lr"])
-                for optimizer in self.training_runner.optimizers.values()
-                for group in optimizer.param_groups
-            ),
+            learning_rates=tuple(float(group["lr"]) for group in groups),
             seconds=time.monotonic() - self._epoch_started,
+            training_seconds=self._epoch_trained - self._epoch_started,
             num_samples=float(training.get("num_samples", 0.0)),
             resumed_from=self.resumed_from,
         )
+
+    def _monitored(self) -> list[str | None]:
+        return [self.options.monitor, self.options.mode]
 
     def _steps_left(self) -> int | None:
         limit = self.options.max_steps
