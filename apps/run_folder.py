@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -39,6 +40,10 @@ _WITHOUT_EFFECT = (
 )
 
 
+# No empty part, none of dots alone, none from the root: a run may remove its folder.
+_NAME = re.compile(r"(?!.*(^|/)\.{1,2}(/|$))[^/]+(/[^/]+)*")
+
+
 def identity_of(config: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
     """Return the keys that shape the result of a run, flat and sorted.
 
@@ -69,12 +74,17 @@ def open_run_folder(
         strategy: The active one.
 
     Raises:
-        ConfigurationError: The ranks have different configurations, or the folder of this name belongs to another
-            configuration, or cannot be written.
+        ConfigurationError: The ranks have different configurations, the name is none, or the folder of this name belongs
+            to another configuration, or cannot be written.
 
     Collective: every rank must call.
     """
     run, identity = config["run"], identity_of(config, global_batch_size)
+    if run["name"] and not _NAME.fullmatch(run["name"]):
+        raise ConfigurationError(
+            f"`run.name` must be a folder below run.root (words separated by /), but is {run['name']!r}. Choose another "
+            "name; the folder above it is run.root."
+        )
     require_same("configuration", identity)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     folder = origin / run["root"] / (run["name"] or f"{run['preset']}-{digest}")
@@ -103,11 +113,12 @@ def _claim(folder: Path, identity: dict[str, Any], run: dict[str, Any]) -> int:
                 f"`run.fresh` must name a run's folder, but {folder} is none. It is left as it is."
             )
         # Out of the way in one step: a kill in the middle of the removal leaves nothing that a launch would continue.
-        doomed = folder.with_name(f".{folder.name}.removed")
+        target = folder.resolve()  # a link stays: what it leads to is the run, on another disk perhaps
+        doomed = target.with_name(f".{target.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
+        target.rename(doomed)
         shutil.rmtree(doomed)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.resolve().mkdir(parents=True, exist_ok=True)
     kept = folder / "identity.json"
     if kept.exists():
         known = json.loads(kept.read_text(encoding="utf-8"))

@@ -149,3 +149,29 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "runs").write_text("a file where a folder should be")
     with pytest.raises(ConfigurationError, match="runs"):
         opened(CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/../b", "/elsewhere/run", "a//b", "a/"])
+def test_a_name_that_leads_out_of_the_root_is_refused(tmp_path, name):
+    with pytest.raises(ConfigurationError, match=r"`run.name` must be a folder below run.root"):
+        opened(changed("run.name", name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/b", "x=1 y", "..a", "v1.0", "\u00fc"])
+def test_other_names_are_folders(tmp_path, name):
+    assert opened(changed("run.name", name), tmp_path)[0] == tmp_path / "runs" / name
+
+
+def test_starting_over_behind_a_link_empties_what_it_leads_to(tmp_path):
+    elsewhere = tmp_path / "disk" / "run"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(elsewhere)
+    config = changed("run.name", "mine")
+    folder, _ = opened(config, tmp_path)
+    (folder / "metrics.jsonl").touch()
+    config["run"]["fresh"] = True
+    assert opened(config, tmp_path)[0] == folder
+    assert folder.is_symlink()
+    assert [path.name for path in elsewhere.iterdir()] == ["identity.json"]
+    assert [path.name for path in elsewhere.parent.iterdir()] == ["run"]

@@ -1,16 +1,20 @@
 """The checkpoint store loads what was committed and nothing else."""
 
+import io
+import itertools
 import json
 import os
 import random
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from srforge.distributed.errors import ConfigurationError
-from srforge.training.checkpoint_files import CheckpointError
+from srforge.training import checkpoint_files
+from srforge.training.checkpoint_files import CheckpointError, DigestingSink
 from srforge.training.checkpoint_store import CheckpointStore
 
 
@@ -246,3 +250,27 @@ def test_the_record_is_json_that_any_tool_reads(tmp_path):
     assert fields["path"] == "epoch-00005.pt"
     assert fields["metrics"] == {"loss": "nan"}
     assert len(fields["sha256"]) == 64
+
+
+@pytest.mark.parametrize("owner", [io.FileIO, DigestingSink])
+def test_ctrl_c_inside_a_save_stays_ctrl_c_and_leaves_the_old_file(tmp_path, monkeypatch, owner):
+    store = CheckpointStore(tmp_path)
+    state = {"weights": [torch.zeros(500) for _ in range(20)]}
+    save(store, 0, state=state)
+    calls = itertools.count()
+
+    class Interrupting(owner):
+        def write(self, chunk, /):
+            if next(calls) == 10:
+                raise KeyboardInterrupt  # where a signal is handled: between two lines of Python
+            return super().write(chunk)
+
+    if owner is DigestingSink:
+        monkeypatch.setattr(checkpoint_files, "DigestingSink", Interrupting)
+    else:
+        monkeypatch.setattr(Path, "open", Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        save(store, 1, state=state)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-00000.json", "epoch-00000.pt"]
+    assert store.newest().epoch == 0

@@ -36,14 +36,15 @@ class Sink(Protocol):
 class DigestingSink:
     """Append-only file that counts and digests what passes through it.
 
-    ``torch.save`` calls ``write`` from C++, where an exception would end the process. The first error is kept instead,
-    later bytes are dropped, and ``raise_pending`` raises it once the serializer has returned.
+    ``torch.save`` calls ``write`` from C++, where an exception would end the process or become another one. The first
+    one, Ctrl-C included, is kept instead, later bytes are dropped, and ``raise_pending`` raises it once the serializer
+    has returned.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest = hashlib.sha256()
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self.size = 0
 
     def write(self, chunk: bytes, /) -> int:
@@ -52,10 +53,10 @@ class DigestingSink:
         if self._error is None:
             try:
                 self._file.write(view)
-            except OSError as error:
+                self._digest.update(view)
+                self.size += view.nbytes
+            except BaseException as error:  # noqa: BLE001  # see the class: it is raised later
                 self._error = error
-            self._digest.update(view)
-            self.size += view.nbytes
         return view.nbytes
 
     def flush(self) -> None:
@@ -63,14 +64,14 @@ class DigestingSink:
         if self._error is None:
             try:
                 self._file.flush()
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001  # as above
                 self._error = error
 
     def raise_pending(self) -> None:
-        """Raise the error that a write met.
+        """Raise what a write met.
 
         Raises:
-            OSError: The first error of ``write`` or ``flush``.
+            OSError: The first error of ``write`` or ``flush``; or ``KeyboardInterrupt``, if it came in one of them.
         """
         if self._error is not None:
             raise self._error
@@ -109,8 +110,10 @@ def write_temporary(path: Path, write: Callable[[Sink], object]) -> DigestingSin
             sink.flush()
             sink.raise_pending()
             os.fsync(file.fileno())
-    except BaseException:
+    except BaseException as error:
         remove_quietly(temporary)
+        if isinstance(error.__context__, KeyboardInterrupt):  # the serializer failed to close a file it had left
+            raise error.__context__ from None
         raise
     return sink
 
