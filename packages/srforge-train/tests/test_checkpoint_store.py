@@ -265,10 +265,13 @@ def test_ctrl_c_inside_a_save_stays_ctrl_c_and_leaves_the_old_file(tmp_path, mon
                 raise KeyboardInterrupt  # where a signal is handled: between two lines of Python
             return super().write(chunk)
 
+    def opened(path, mode):
+        return Interrupting(path, mode)
+
     if owner is DigestingSink:
         monkeypatch.setattr(checkpoint_files, "DigestingSink", Interrupting)
     else:
-        monkeypatch.setattr(Path, "open", Interrupting)
+        monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(KeyboardInterrupt):
         save(store, 1, state=state)
     monkeypatch.undo()
