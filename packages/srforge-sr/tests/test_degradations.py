@@ -28,9 +28,9 @@ def test_lr_has_the_size_and_dtype_of_a_stored_lr_image(scale, channels, dtype, 
     degradation = BlindDegradation(scale=scale, jpeg_quality=quality)
     for seed in range(5):
         seeded(seed)
-        lr = degradation(picture(channels, dtype))
+        lr = degradation(picture(channels, dtype, size=(48, 60)))
         assert lr.dtype == dtype
-        assert lr.shape == (channels, 48 // scale, 64 // scale)
+        assert lr.shape == (channels, 48 // scale, 60 // scale)
 
 
 def test_the_image_follows_the_seeds_of_random_and_torch():
@@ -111,3 +111,28 @@ def test_bad_arguments_are_refused():
             BlindDegradation(scale=2, **{name: value})
     with pytest.raises(ConfigurationError, match=r"`jpeg_quality` must be None .* but is \(30, 95\) for 13 channels"):
         BlindDegradation(scale=2)(picture(13, torch.uint16))
+
+
+@pytest.mark.parametrize(
+    "hr",
+    [
+        torch.rand(3, 16, 16),  # floats would be taken for [0, 1], whatever they are
+        torch.zeros(3, 16, 18, dtype=torch.uint8),  # cut by the resizing, LR and HR would lie apart
+        torch.zeros(3, 0, 16, dtype=torch.uint8),
+        torch.zeros(2, 3, 16, 16, dtype=torch.uint8),
+        torch.zeros(3, 16, 16, dtype=torch.int16),
+    ],
+)
+def test_images_of_another_kind_are_refused(hr):
+    for quality in (None, (30, 95)):
+        with pytest.raises(ConfigurationError, match=r"`hr` must be \(C, H, W\) of uint8 or uint16 .* scale=4, but is"):
+            BlindDegradation(scale=4, jpeg_quality=quality)(hr)
+
+
+def test_bounds_are_numbers_and_qualities_are_whole():
+    with pytest.raises(ConfigurationError, match=r"`noise_sigma` must be two ascending numbers"):
+        BlindDegradation(scale=4, noise_sigma="01")
+    with pytest.raises(ConfigurationError, match=r"`jpeg_quality` must be whole numbers, but is \(30.5, 95\)"):
+        BlindDegradation(scale=4, jpeg_quality=(30.5, 95))
+    degradation = BlindDegradation(scale=4, jpeg_quality=(30.0, 95.0))  # as YAML may write them
+    assert degradation(picture()).shape == (3, 12, 16)

@@ -88,3 +88,13 @@ def test_bad_arguments_are_refused():
         l1(prediction, target, torch.ones(1, 1, 6, 5))
     with pytest.raises(ConfigurationError, match=r"`epsilon` must be positive, but is 0"):
         charbonnier(prediction, target, epsilon=0)
+
+
+@pytest.mark.parametrize("loss", [l1, charbonnier])
+@pytest.mark.parametrize("mask", [None, torch.ones(1, 1, 4, 4)])
+def test_stored_integers_are_refused(loss, mask):
+    """Promoted, a uint8 target would be 255 times too far away, and uint8 against uint8 would wrap around."""
+    image = torch.rand(1, 3, 4, 4)
+    for prediction, target in ((image, image.byte()), (image.byte(), image.byte())):
+        with pytest.raises(ConfigurationError, match=r"must be floating point in \[0, 1\], but are torch"):
+            loss(prediction, target, mask)

@@ -164,3 +164,27 @@ def test_bad_arguments_are_refused(images):
         psnr(prediction[..., :50], target, scale=2)
     with pytest.raises(ConfigurationError, match=r"`image` must have 3 channels .* but has 1"):
         psnr_y(prediction[:, :1], target[:, :1], scale=2)
+
+
+@pytest.mark.parametrize("metric", [psnr, psnr_y, ssim, ssim_y, gradient_energy_ratio])
+@pytest.mark.parametrize(
+    "dtypes", [("uint8", "uint8"), ("float32", "uint8"), ("uint16", "float32"), ("int64", "float32")]
+)
+def test_stored_integers_are_refused(metric, dtypes):
+    """Clamped to [0, 1] they would give decibels, and wrong ones."""
+    images = [torch.ones(1, 3, 32, 32).to(getattr(torch, name)) for name in dtypes]
+    with pytest.raises(ConfigurationError, match=r"must be floating point in \[0, 1\], but are torch.*with to_float"):
+        metric(*images, scale=2)
+
+
+@pytest.mark.parametrize("metric", [psnr, psnr_y, ssim, ssim_y, gradient_energy_ratio])
+def test_metrics_of_no_image_are_no_values(metric):
+    assert metric(torch.rand(0, 3, 32, 32), torch.rand(0, 3, 32, 32), scale=2).shape == (0,)
+
+
+@pytest.mark.parametrize(("metric", "value"), [(psnr, 100.0), (psnr_y, 100.0), (ssim, 1.0), (ssim_y, 1.0),
+                                               (gradient_energy_ratio, 1.0)])  # fmt: skip
+@pytest.mark.parametrize("level", [0.0, 0.3, 1.0])
+def test_equal_flat_images_are_perfect(metric, value, level):
+    flat = torch.full((2, 3, 32, 32), level)
+    assert metric(flat, flat, scale=2).tolist() == [value, value]

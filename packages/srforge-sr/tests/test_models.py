@@ -149,6 +149,13 @@ def test_bad_arguments_are_refused(kind):
         small(kind, 2)(torch.rand(1, 1, 5, 5))
 
 
+@pytest.mark.parametrize("model", [EDSR, RRDBNet])
+@pytest.mark.parametrize("num_blocks", [0, -1])
+def test_a_model_without_blocks_is_refused(model, num_blocks):
+    with pytest.raises(ConfigurationError, match=rf"`num_blocks` must be at least 1, but is {num_blocks}"):
+        model(2, num_features=4, num_blocks=num_blocks)
+
+
 def test_an_unknown_upsampler_is_refused():
     with pytest.raises(ConfigurationError, match=r"`upsampler` must be 'direct' or 'staged', but is 'nearest'"):
         EDSR(2, upsampler="nearest")

@@ -153,3 +153,49 @@ def test_arguments_that_cannot_work_are_refused(tmp_path):
         PairedImages(hr, scale=2, patch=9)[0]
     with pytest.raises(ConfigurationError, match=r"`hr_folder` must hold images of at least scale=4 .*b.png is 2x16"):
         PairedImages(hr, scale=4)[1]
+
+
+@pytest.mark.parametrize("name", ["b.bmp", "b.WEBP", "b.jp2"])
+def test_images_of_other_formats_are_not_left_out_in_silence(tmp_path, name):
+    folder = make_folder(tmp_path / "hr", {"a.png": noise(8, 8)})
+    for other in ("Thumbs.db", ".DS_Store", "._a.png", "notes.txt"):
+        (folder / other).write_bytes(b"x")
+    assert len(PairedImages(folder, scale=2)) == 1  # warnings are errors here
+    (folder / name).write_bytes(b"x")
+    with pytest.warns(
+        UserWarning, match=rf"`hr_folder` must hold images in .*, but 1 beside the 1 in .*, first {name}"
+    ):
+        assert len(PairedImages(folder, scale=2)) == 1
+
+
+@pytest.mark.parametrize("values", [(0.0, 10_000.0), (-5.0, 1.0), (0.0, np.inf)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floating_point_far_from_the_unit_range_is_refused(tmp_path, values, dtype):
+    image = np.zeros((8, 8, 3), dtype)
+    image[2, 3], image[4, 5] = values
+    dataset = PairedImages(make_folder(tmp_path / "hr", {"a.tif": image}), scale=2)
+    with pytest.raises(
+        ConfigurationError, match=r"a.tif must have floating point values in \[0, 1\], but reaches from"
+    ):
+        dataset[0]
+
+
+def test_overshoot_and_missing_values_of_floats_pass(tmp_path):
+    image = np.full((8, 8, 1), 0.5, np.float32)
+    image[0, 0], image[1, 1], image[7, 7] = -0.1, 1.1, np.nan  # NaN: what a mask leaves out of the loss
+    folder = make_folder(tmp_path / "hr", {"a.tif": image})
+    sample = PairedImages(folder, scale=2, channels=1)[0]
+    assert torch.equal(sample["hr"][0, :7, :7], torch.from_numpy(image[:7, :7, 0]))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint32, np.int8])
+def test_types_without_a_stated_range_are_refused_by_file(tmp_path, dtype):
+    dataset = PairedImages(make_folder(tmp_path / "hr", {"a.tif": np.ones((8, 8, 3), dtype)}), scale=2)
+    with pytest.raises(ConfigurationError, match=rf"a.tif must be uint8, uint16, .*, but is {np.dtype(dtype).name}"):
+        dataset[0]
+
+
+def test_half_precision_files_are_reduced(tmp_path):
+    image = np.random.default_rng(0).random((8, 8, 3)).astype(np.float16)
+    sample = PairedImages(make_folder(tmp_path / "hr", {"a.npy": image}), scale=2)[0]
+    assert sample["lr"].dtype == sample["hr"].dtype == torch.float16

@@ -94,3 +94,20 @@ def test_bad_arguments_are_refused():
         resize_bicubic(torch.zeros(3, 8, 8, dtype=torch.int32), 2)
     with pytest.raises(ConfigurationError, match=r"but is \(8, 8\)"):
         resize_bicubic(torch.rand(8, 8), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [2, 0.5])
+def test_narrow_floats_are_resized_in_float32(dtype, scale):
+    """The processor has no kernel for them, and half-precision weights would be a coarser picture on any device."""
+    image = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    resized = resize_bicubic(image, scale)
+    assert resized.dtype == dtype
+    assert torch.equal(resized, resize_bicubic(image.float(), scale).to(dtype))
+
+
+@pytest.mark.parametrize("scale", [0, -2, 2.5])
+def test_factors_that_are_not_whole_are_refused(scale):
+    for function in (mod_crop, bicubic_downscale):
+        with pytest.raises(ConfigurationError, match=rf"`scale` must be a whole number of at least 1, but is {scale}"):
+            function(torch.zeros(3, 8, 8), scale)

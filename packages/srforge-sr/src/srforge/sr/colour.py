@@ -32,6 +32,23 @@ def to_float(image: Tensor) -> Tensor:
     return image.to(torch.float32) / _PEAKS[image.dtype]
 
 
+def require_float(prediction: Tensor, target: Tensor) -> None:
+    """Refuse stored integers where images in [0, 1] are compared: arithmetic on both would give a number, a wrong one.
+
+    Args:
+        prediction: Any shape.
+        target: Any shape.
+
+    Raises:
+        ConfigurationError: One of them is not floating point.
+    """
+    if not (prediction.is_floating_point() and target.is_floating_point()):
+        raise ConfigurationError(
+            f"`prediction` and `target` must be floating point in [0, 1], but are {prediction.dtype} and {target.dtype}. "
+            "Convert stored images with to_float."
+        )
+
+
 def to_stored(image: Tensor, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Round an image in [0, 1] to stored integers; values outside are clamped.
 

@@ -63,19 +63,29 @@ class BlindDegradation:
         _require_range("noise_sigma", self.noise_sigma, 0.0, 1.0)
         if self.jpeg_quality is not None:
             _require_range("jpeg_quality", self.jpeg_quality, 1, 100)
+            if any(int(quality) != quality for quality in self.jpeg_quality):
+                raise ConfigurationError(
+                    f"`jpeg_quality` must be whole numbers, but is {tuple(self.jpeg_quality)}. Correct them."
+                )
 
     def __call__(self, hr: Tensor) -> Tensor:
         """Degrade one image.
 
         Args:
-            hr: ``(C, H, W)``, uint8 or uint16, on the CPU, sides multiples of ``scale``.
+            hr: ``(C, H, W)``, uint8 or uint16, on the CPU, sides multiples of ``scale`` (see ``mod_crop``).
 
         Returns:
             ``(C, H // scale, W // scale)`` in the dtype of ``hr``.
 
         Raises:
-            ConfigurationError: JPEG is on and the image is not 8-bit with 1 or 3 channels.
+            ConfigurationError: The image is of another kind, or JPEG is on and it is not 8-bit with 1 or 3 channels.
         """
+        is_stored = hr.ndim == 3 and hr.dtype in (torch.uint8, torch.uint16)
+        if not is_stored or any(side < self.scale or side % self.scale for side in hr.shape[1:]):
+            raise ConfigurationError(
+                f"`hr` must be (C, H, W) of uint8 or uint16 with sides that are multiples of scale={self.scale}, "
+                f"but is {tuple(hr.shape)} of {hr.dtype}. Apply mod_crop, or to_stored, first."
+            )
         if self.jpeg_quality is not None and (hr.dtype != torch.uint8 or hr.shape[0] not in (1, 3)):
             raise ConfigurationError(
                 f"`jpeg_quality` must be None for images that JPEG cannot hold, but is {tuple(self.jpeg_quality)} for "
@@ -93,7 +103,7 @@ class BlindDegradation:
                 image = resize_bicubic(image, max(random.uniform(*self.resize), smallest))
             image = self._with_noise(image)
             if self.jpeg_quality is not None:
-                image = _through_jpeg(image, random.randint(*self.jpeg_quality))
+                image = _through_jpeg(image, random.randint(*map(int, self.jpeg_quality)))
         return to_stored(image, hr.dtype)
 
     def _with_noise(self, image: Tensor) -> Tensor:
@@ -159,7 +169,8 @@ def _through_jpeg(image: Tensor, quality: int) -> Tensor:
 
 
 def _require_range(name: str, bounds: Sequence[float], lowest: float, highest: float) -> None:
-    if len(bounds) != 2 or not lowest <= bounds[0] <= bounds[1] <= highest:
+    are_numbers = all(isinstance(bound, int | float) for bound in bounds)
+    if len(bounds) != 2 or not are_numbers or not lowest <= bounds[0] <= bounds[1] <= highest:
         raise ConfigurationError(
             f"`{name}` must be two ascending numbers in [{lowest}, {highest}], but is {tuple(bounds)}. Correct them."
         )

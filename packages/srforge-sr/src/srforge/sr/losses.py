@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from srforge.distributed.errors import ConfigurationError
+from srforge.sr.colour import require_float
 
 
 def l1(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -24,7 +25,7 @@ def l1(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         Without a mask one value a sample, ``(N,)``; with a mask the pair (sum, count) over the batch, both ``()``.
 
     Raises:
-        ConfigurationError: The shapes do not fit.
+        ConfigurationError: The shapes do not fit, or an image is not floating point.
     """
     return _averaged(_difference(prediction, target, mask).abs(), mask)
 
@@ -44,7 +45,7 @@ def charbonnier(
         As ``l1``.
 
     Raises:
-        ConfigurationError: The shapes do not fit, or ``epsilon`` is not positive.
+        ConfigurationError: As ``l1``, or ``epsilon`` is not positive.
 
     Source: W.-S. Lai et al., "Deep Laplacian Pyramid Networks for Fast and Accurate Super-Resolution", 2017, eq. 1.
     """
@@ -60,6 +61,7 @@ def _difference(prediction: Tensor, target: Tensor, mask: Tensor | None) -> Tens
             f"`prediction` must be (N, C, H, W) of the shape of `target` {tuple(target.shape)}, "
             f"but is {tuple(prediction.shape)}. Compare the scale and out_channels of the model with the data."
         )
+    require_float(prediction, target)
     if mask is None:
         return prediction - target
     fits = mask.ndim == 4 and mask.shape[1] in (1, target.shape[1])

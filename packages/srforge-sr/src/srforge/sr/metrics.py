@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from srforge.distributed.errors import ConfigurationError
-from srforge.sr.colour import rgb_to_luma
+from srforge.sr.colour import require_float, rgb_to_luma
 
 _WINDOW = 11
 _SIGMA = 1.5
@@ -42,7 +42,7 @@ def psnr(
         ``(N,)``, float64 (float32 on devices without it), at most ``cap``. NaN where the prediction is not finite.
 
     Raises:
-        ConfigurationError: Shapes differ, or the border leaves no pixel.
+        ConfigurationError: Shapes differ, an image is not floating point, or the border leaves no pixel.
     """
     predicted, wanted = _comparable(prediction, target, scale if border is None else border, levels)
     return _decibels(predicted, wanted, cap)
@@ -97,7 +97,7 @@ def ssim(
         ``(N,)`` in [-1, 1], float64 (float32 on devices without it). NaN where the prediction is not finite.
 
     Raises:
-        ConfigurationError: Shapes differ, or less than 11 x 11 pixels are left inside the border.
+        ConfigurationError: As ``psnr``, or less than 11 x 11 pixels are left inside the border.
 
     Source: Z. Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", 2004.
     """
@@ -156,6 +156,7 @@ def _comparable(prediction: Tensor, target: Tensor, border: int, levels: int | N
             f"`prediction` must be (N, C, H, W) of the shape of `target` {tuple(target.shape)}, "
             f"but is {tuple(prediction.shape)}. Compare the scale and out_channels of the model with the data."
         )
+    require_float(prediction, target)
     height, width = prediction.shape[-2:]
     if border < 0 or 2 * border >= min(height, width):
         raise ConfigurationError(
@@ -175,7 +176,7 @@ def _rounded(image: Tensor, levels: int | None) -> Tensor:
 
 def _gradient_energy(image: Tensor) -> Tensor:
     rows, columns = image.diff(dim=-2).square(), image.diff(dim=-1).square()
-    return (rows.sum(dim=(1, 2, 3)) + columns.sum(dim=(1, 2, 3))) / image[0].numel()
+    return (rows.sum(dim=(1, 2, 3)) + columns.sum(dim=(1, 2, 3))) / image.shape[1:].numel()
 
 
 def _decibels(prediction: Tensor, target: Tensor, cap: float) -> Tensor:

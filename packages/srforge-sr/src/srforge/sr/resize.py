@@ -2,8 +2,8 @@
 
 Libraries mean different things by "bicubic": the kernel's coefficient and, when reducing, whether it is widened
 against aliasing. Here it is always Keys' kernel with a = -0.5, widened by the reduction factor (``antialias=True`` in
-torch), in float32. That is what most published SR figures were made with; a kernel that is not widened moves PSNR-Y
-by about a dB.
+torch), in float32 (float64 stays so). That is what most published SR figures were made with; a kernel that is not
+widened moves PSNR-Y by about a dB.
 """
 
 import torch
@@ -44,12 +44,13 @@ def resize_bicubic(image: Tensor, scale: float) -> Tensor:
             "Use larger images or a scale nearer to 1."
         )
     batch = image if image.ndim == 4 else image.unsqueeze(0)
-    if image.dtype not in _INTEGER_PEAKS:
-        resized = functional.interpolate(batch, size=size, mode="bicubic", antialias=True)
-    else:
-        # torch's own uint8 path uses fixed-point weights that depend on the processor; float32 is the same everywhere.
-        exact = functional.interpolate(batch.to(torch.float32), size=size, mode="bicubic", antialias=True)
-        resized = exact.round().clamp(0.0, _INTEGER_PEAKS[image.dtype]).to(image.dtype)
+    # torch's own uint8 path uses fixed-point weights that depend on the processor, and it has none for 16-bit floats on
+    # the CPU; float32 is the same everywhere.
+    exact = batch if image.dtype in (torch.float32, torch.float64) else batch.to(torch.float32)
+    resized = functional.interpolate(exact, size=size, mode="bicubic", antialias=True)
+    if image.dtype in _INTEGER_PEAKS:
+        resized = resized.round().clamp(0.0, _INTEGER_PEAKS[image.dtype])
+    resized = resized.to(image.dtype)
     return resized if image.ndim == 4 else resized.squeeze(0)
 
 
@@ -80,8 +81,9 @@ def bicubic_downscale(hr: Tensor, scale: int) -> Tensor:
         ``(..., C, H // scale, W // scale)`` in the dtype of ``hr``, rounded: the LR image that would be stored.
 
     Raises:
-        ConfigurationError: A side is no multiple of ``scale``, and as ``resize_bicubic``.
+        ConfigurationError: A side is no multiple of ``scale``, ``scale`` is no whole number >= 1, and as ``resize_bicubic``.
     """
+    _require_whole(scale)
     height, width = hr.shape[-2:]
     if height % scale or width % scale:
         raise ConfigurationError(
@@ -101,11 +103,17 @@ def mod_crop(image: Tensor, scale: int) -> Tensor:
         View ``(..., H - H % scale, W - W % scale)``.
 
     Raises:
-        ConfigurationError: The image is smaller than ``scale``.
+        ConfigurationError: The image is smaller than ``scale``, or ``scale`` is no whole number >= 1.
     """
+    _require_whole(scale)
     height, width = image.shape[-2:]
     if min(height, width) < scale:
         raise ConfigurationError(
             f"`image` must have sides of at least scale={scale}, but is {height}x{width}. Leave it out."
         )
     return image[..., : height - height % scale, : width - width % scale]
+
+
+def _require_whole(scale: int) -> None:
+    if int(scale) != scale or scale < 1:
+        raise ConfigurationError(f"`scale` must be a whole number of at least 1, but is {scale}. Use 2, 3 or 4.")

@@ -28,7 +28,9 @@ def forward_in_tiles(network: Callable[[Tensor], Tensor], lr: Tensor, *, tile: i
         ConfigurationError: An argument is out of its range, or the output is no whole multiple of the input.
     """
     if tile < 1 or overlap < 0:
-        raise ConfigurationError(f"`tile` must be at least 1 and `overlap` at least 0, but are {tile} and {overlap}.")
+        raise ConfigurationError(
+            f"`tile` must be at least 1 and `overlap` at least 0, but are {tile} and {overlap}. Correct them."
+        )
     height, width = lr.shape[-2:]
     if height <= tile and width <= tile:
         return network(lr)
@@ -39,9 +41,10 @@ def forward_in_tiles(network: Callable[[Tensor], Tensor], lr: Tensor, *, tile: i
             seen = lr[..., top - above : bottom + overlap, left - beside : right + overlap]
             output = network(seen)
             scale = output.shape[-1] // seen.shape[-1]
-            if output.shape[-2:] != torch.Size([seen.shape[-2] * scale, seen.shape[-1] * scale]):
+            if scale < 1 or output.shape[-2:] != torch.Size([seen.shape[-2] * scale, seen.shape[-1] * scale]):
                 raise ConfigurationError(
-                    f"`network` must enlarge by a whole factor, but made {tuple(output.shape)} of {tuple(seen.shape)}."
+                    f"`network` must enlarge by a whole factor, but made {tuple(output.shape)} of {tuple(seen.shape)}. "
+                    "Use another network."
                 )
             if result is None:
                 result = output.new_empty(*output.shape[:-2], height * scale, width * scale)

@@ -6,16 +6,19 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from srforge.distributed.errors import ConfigurationError
 from srforge.sr.datasets.crops import as_tensor, augmented, degrade, degraded_window, random_window
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy"})
+_FOREIGN_SUFFIXES = frozenset(
+    {".bmp", ".webp", ".gif", ".jfif", ".jpe", ".jp2", ".ppm", ".pgm", ".heic", ".avif", ".exr"}
+)
 
 
 class PairedImages(Dataset["dict[str, Tensor]"]):
@@ -26,7 +29,8 @@ class PairedImages(Dataset["dict[str, Tensor]"]):
     followed by ``x<scale>`` (``0801.png`` and ``0801x2.png``); the suffixes may differ.
 
     Args:
-        hr_folder: HR images: png, jpg, jpeg, tif, tiff, npy; other files and hidden files are left out.
+        hr_folder: HR images: png, jpg, jpeg, tif, tiff, npy; other files and hidden files are left out, images of
+            other formats with a warning. Values are uint8, uint16, or floating point in [0, 1].
         lr_folder: LR images. None: each HR image is reduced bicubically, antialiased, and rounded to its dtype.
         scale: SR factor, >= 1.
         patch: Side of the random crop in LR pixels. None: whole images.
@@ -84,7 +88,8 @@ class PairedImages(Dataset["dict[str, Tensor]"]):
 
         Raises:
             ImageReadError: A file cannot be read.
-            ConfigurationError: The sizes of a pair do not fit, or the image is smaller than the crop.
+            ConfigurationError: The sizes of a pair do not fit, the image is smaller than the crop, or its values have
+                no stated range.
         """
         hr_path, lr_path = self.pairs[index]
         hr = self._read(hr_path)
@@ -111,6 +116,7 @@ class PairedImages(Dataset["dict[str, Tensor]"]):
         from srforge.data.images import read_image
 
         image: np.ndarray = read_image(path, alpha=self.alpha, channels=self.channels)
+        _require_stated_range(image, path)
         return image
 
     def _leave_out_unreadable(self) -> None:
@@ -149,7 +155,29 @@ def _image_paths(key: str, folder: Path) -> list[Path]:
             f"`{key}` must be a folder of images ({' '.join(sorted(_SUFFIXES))}), but {folder} holds none. "
             "Correct the path, or unpack the images there."
         )
+    foreign = sorted(path for path in folder.iterdir() if path.suffix.lower() in _FOREIGN_SUFFIXES)
+    if foreign:
+        warnings.warn(
+            f"`{key}` must hold images in {' '.join(sorted(_SUFFIXES))}, but {len(foreign)} beside the {len(paths)} in "
+            f"{folder} are left out, first {foreign[0].name}. Convert them.",
+            stacklevel=4,
+        )
     return sorted(paths)
+
+
+def _require_stated_range(image: np.ndarray, path: Path) -> None:
+    """Refuse types whose range nobody stated, and floating point that is far from [0, 1] (NaN may mark what is missing)."""
+    if image.dtype in ("uint8", "uint16"):
+        return
+    if image.dtype.kind != "f":
+        raise ConfigurationError(
+            f"{path} must be uint8, uint16, or floating point in [0, 1], but is {image.dtype}. Convert the data set once."
+        )
+    if (image > 2).any() or (image < -1).any():  # a resized image overshoots [0, 1] a little
+        raise ConfigurationError(
+            f"{path} must have floating point values in [0, 1], but reaches from {np.nanmin(image):g} to "
+            f"{np.nanmax(image):g}. Divide the data set by its peak once."
+        )
 
 
 def _paired(hr_paths: list[Path], lr_paths: list[Path] | None, scale: int) -> list[tuple[Path, Path | None]]:

@@ -74,7 +74,9 @@ class EDSR(nn.Module):
         global_skip: bool = True,  # noqa: FBT001, FBT002 - one switch of a model that is built by keywords
     ) -> None:
         super().__init__()
-        require_sizes(in_channels=in_channels, out_channels=out_channels, num_features=num_features)
+        require_sizes(
+            in_channels=in_channels, out_channels=out_channels, num_features=num_features, num_blocks=num_blocks
+        )
         require_skip_channels(global_skip, in_channels, out_channels)
         if upsampler not in ("direct", "staged"):
             raise ConfigurationError(

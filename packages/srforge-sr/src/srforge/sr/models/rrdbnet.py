@@ -97,7 +97,13 @@ class RRDBNet(nn.Module):
         global_skip: bool = True,  # noqa: FBT001, FBT002 - one switch of a model that is built by keywords
     ) -> None:
         super().__init__()
-        require_sizes(in_channels=in_channels, out_channels=out_channels, num_features=num_features, growth=growth)
+        require_sizes(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            num_features=num_features,
+            num_blocks=num_blocks,
+            growth=growth,
+        )
         require_skip_channels(global_skip, in_channels, out_channels)
         self.factors = prime_factors(scale)
         self.scale, self.in_channels, self.global_skip = int(scale), in_channels, global_skip
