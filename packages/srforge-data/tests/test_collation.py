@@ -74,3 +74,25 @@ def test_a_data_set_that_makes_batches_itself_is_left_alone():
     dataset = Given({"hr": torch.zeros(2, 1), "names": None}, {"hr": torch.zeros(3, 1), "names": None})
     batches = list(DataLoaderFactory(dataset, None, shuffle=False, seed=0).get_loader())
     assert [len(batch["hr"]) for batch in batches] == [2, 3]
+
+
+@pytest.mark.parametrize("others", [torch.float32, torch.uint16, torch.int16])
+@pytest.mark.parametrize("convert", [lambda image: image, lambda image: image.numpy()], ids=["torch", "numpy"])
+def test_images_of_mixed_types_are_named_and_not_promoted(others, convert):
+    """Torch makes floats of uint8 beside floats: 255 where the others have 1."""
+    images = [convert(torch.ones(3, 4, 4).to(dtype)) for dtype in (torch.uint8, others)]
+    kinds = rf"must have one dtype in a batch, but has (torch.)?uint8, {images[1].dtype!s}"
+    for samples, path in (
+        ([{"lr": 1, "hr": image} for image in images], r"sample\['hr'\]"),
+        ([(0, {"a": [image]}) for image in images], r"sample\[1\]\['a'\]\[0\]"),
+        (images, "sample"),
+    ):
+        with pytest.raises(ConfigurationError, match=path + " " + kinds):
+            collate_samples(samples)
+
+
+def test_numbers_and_floats_of_mixed_types_are_still_torchs_business():
+    half, single = torch.ones(3, 4, 4).half(), torch.ones(3, 4, 4)
+    assert collate_samples([half, single]).dtype == torch.float32
+    assert collate_samples([{"label": torch.tensor(1)}, {"label": torch.tensor(0.5)}])["label"].tolist() == [1.0, 0.5]
+    assert collate_samples([(1, "a"), (2.0, "b")])[1] == ("a", "b")

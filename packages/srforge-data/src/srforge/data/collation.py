@@ -15,15 +15,36 @@ def collate_samples(samples: list[Any]) -> Any:
     """Return ``torch.utils.data.default_collate(samples)``.
 
     Raises:
-        ConfigurationError: Samples of one batch have other keys, lengths or shapes than each other, or one holds None;
-            the message names the entry.
+        ConfigurationError: Samples of one batch have other keys, lengths, shapes or integer types than each other, or one
+            holds None; the message names the entry.
     """
+    for reason in _mixed_ranges(samples, "sample"):
+        raise ConfigurationError(reason)
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
         for reason in _misfits(samples, "sample"):
             raise ConfigurationError(reason) from error
         raise
+
+
+def _mixed_ranges(values: Sequence[Any], path: str) -> Iterator[str]:
+    """Yield which images torch would bring to one type without a word: 255 of a uint8 file is not 255.0 of a float one."""
+    first = values[0]
+    if not all(isinstance(value, type(first)) for value in values):
+        return
+    if isinstance(first, Mapping):
+        for key in first:
+            if all(key in value for value in values):
+                yield from _mixed_ranges([value[key] for value in values], f"{path}[{key!r}]")
+    elif isinstance(first, Sequence) and not isinstance(first, str | bytes):
+        for position, parts in enumerate(zip(*values, strict=False)):
+            yield from _mixed_ranges(parts, f"{path}[{position}]")
+    elif getattr(first, "ndim", 0) >= 2:
+        dtypes = dict.fromkeys(value.dtype for value in values)
+        if len(dtypes) > 1 and not all("float" in str(dtype) for dtype in dtypes):
+            shown = ", ".join(map(str, dtypes))
+            yield f"{path} must have one dtype in a batch, but has {shown}. Convert the data set once."
 
 
 def _misfits(values: Sequence[Any], path: str) -> Iterator[str]:
