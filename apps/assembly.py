@@ -53,6 +53,12 @@ def seed_first_weights(settings: Mapping[str, Any]) -> None:
         seed_epoch(settings["run"]["seed"], 0, 0)
 
 
+def make_model(config: DictConfig, settings: Mapping[str, Any]) -> nn.Module:
+    """Return the bare model, in the memory format it keeps: gradient buckets are laid out when it is wrapped."""
+    model: nn.Module = build(config.model)
+    return model.to(memory_format=torch.channels_last) if settings["training"]["channels_last"] else model  # type: ignore[call-overload]
+
+
 def make_loader(
     dataset: Any,
     settings: Mapping[str, Any],

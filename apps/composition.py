@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +39,12 @@ def compose_quietly() -> Iterator[None]:
             yield
         finally:
             sys.stderr = _shown
+
+
+def print_any_name() -> None:
+    """Let standard output show any name of a folder or a metric, escaped where its encoding has no such letter."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def announced_once(main: Callable[[DictConfig], ResultT]) -> Callable[[DictConfig], ResultT]:

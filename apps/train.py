@@ -12,7 +12,7 @@ import hydra
 from omegaconf import DictConfig
 
 import srforge
-from composition import announced_once, compose_quietly
+from composition import announced_once, compose_quietly, print_any_name
 from schema import register
 from srforge.distributed import rank_entrypoint
 
@@ -24,7 +24,7 @@ register()
 @rank_entrypoint
 def main(config: DictConfig) -> None:
     """Build everything the configuration names, and train."""
-    from assembly import distributed_options, make_loader, make_runners, seed_first_weights, trainer_options
+    from assembly import distributed_options, make_loader, make_model, make_runners, seed_first_weights, trainer_options
     from building import batch_sizes, build, plain
     from reporting import announce, build_hooks, build_trackers, launch_folder, report
     from run_folder import open_run_folder
@@ -38,7 +38,7 @@ def main(config: DictConfig) -> None:
     # Model and devices: from here on every part asks the same strategy.
     seed_first_weights(settings)
     train_set, val_set = build(config.data.train), build(config.data.validation)
-    model, device = setup_device(build(config.model), settings["system"]["device"], train_set, options=options)
+    model, device = setup_device(make_model(config, settings), settings["system"]["device"], train_set, options=options)
     strategy = get_active_strategy()
 
     # The run's folder and seed; each rank's share of the data follows from the seed.
@@ -75,5 +75,6 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     srforge.init(preload=("hydra", "omegaconf"))
+    print_any_name()
     with compose_quietly():
         main()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness import RankError
-from trainer_cases import decisions, parity, slow_main_work, uneven_stream
+from trainer_cases import channels_last, decisions, parity, slow_main_work, uneven_stream
 
 CASES = [
     {"num_samples": n, "accumulate": a, "optimizer": optimizer, "max_norm": max_norm, "dtype": "float64"}
@@ -80,3 +80,9 @@ def test_rank_0_may_work_longer_than_the_groups_timeout(fleet):
 def test_rank_0_may_not_work_longer_than_its_own_limit(fleet):
     with pytest.raises(RankError, match=r"\[r1\] hooks after epoch 0: rank 0 must be done within 3 s"):
         fleet(slow_main_work, 2, 30.0, 15.0, 3.0)
+
+
+def test_channels_last_before_wrapping_brings_no_warning_about_the_buckets(fleet):
+    assert fleet(channels_last, 2, True) == [([], True)] * 2
+    late = fleet(channels_last, 2, False)
+    assert all(strides and is_last for strides, is_last in late), "else this test would prove nothing"

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,37 @@ def slow_main_work(group_seconds: float, hook_seconds: float, limit_seconds: flo
     )
     data = Lines(8, torch.float64)
     return trainer.train(2, make_loader(data, 4), make_loader(data, 4, training=False)).epochs
+
+
+class Images(Dataset):
+    """Noise in float32."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: int) -> dict[str, torch.Tensor]:
+        noise = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(int(key)))
+        return {"lr": noise, "hr": 1 - noise}
+
+
+def channels_last(is_early: bool) -> tuple[list[str], bool]:
+    """Train convolutions in channels-last, converted before they are wrapped or after.
+
+    Returns:
+        Warnings about strides, and whether the weights have that format at the end.
+    """
+    strategy = start()
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))
+    if is_early:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model, _ = setup_device(model, strategy.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective = Objective({"l1": lambda prediction, target: (prediction - target).abs().flatten(1).mean(1)})
+        runner = TrainingRunner(model, optimizer, objective, options=RunnerOptions(channels_last=True))
+        Trainer(runner, seed=0).train(1, make_loader(Images(), 2))
+    strides = [str(warning.message) for warning in seen if "strides" in str(warning.message)]
+    images = [parameter for parameter in model.parameters() if parameter.ndim == 4]
+    return strides, all(p.is_contiguous(memory_format=torch.channels_last) for p in images)

@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from torch.utils.data import Dataset
 
 import schema
-from assembly import make_loader, make_runners
-from building import batch_sizes, build, plain
+from assembly import make_loader, make_model, make_runners
+from building import batch_sizes, plain
 from srforge.distributed import set_active_strategy, setup_device
 from srforge.training import GANRunner, R1Penalty, TrainingRunner
 
@@ -43,7 +43,7 @@ def built(*overrides):
     with initialize_config_dir(str(CONFIG), version_base="1.3"):
         config = compose("train", [*overrides, "system.num_workers=0"])
     settings = plain(config)
-    model, device = setup_device(build(config.model), "cpu")
+    model, device = setup_device(make_model(config, settings), "cpu")
     sizes = batch_sizes({**settings["training"], "batch_size": 2, "global_batch_size": None}, 1)
     loader = make_loader(Pairs(config.data.scale, 8), settings, sizes, 0, device, training=True)
     return make_runners(config, settings, model, loader)[0], next(iter(loader))
@@ -86,3 +86,12 @@ def test_the_large_recipe_builds_and_runs(tmp_path):
     assert runner.ema is not None
     runner.dry_step(batch)
     assert all(p.grad is not None for p in runner.model.parameters())
+
+
+def test_the_memory_format_is_settled_before_the_model_is_wrapped():
+    schema.register()
+    with initialize_config_dir(str(CONFIG), version_base="1.3"):
+        config = compose("train", ["training.channels_last=true"])
+    images = [p for p in make_model(config, plain(config)).parameters() if p.ndim == 4]
+    assert images
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in images)
