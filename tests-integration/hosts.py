@@ -31,6 +31,7 @@ class Hosts:
     """
 
     def __init__(self, size: int) -> None:
+        self._started: list[subprocess.Popen[bytes]] = []
         mark = uuid.uuid4().hex[:8]  # tests run side by side, each with hosts of its own
         self.switch = f"srf-{mark}-switch"
         self.spaces = [f"srf-{mark}-{host}" for host in range(size)]
@@ -72,7 +73,7 @@ class Hosts:
     ) -> "subprocess.Popen[bytes]":
         """Start a command on a host, with its output in a file."""
         with log.open("ab") as file:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(host, command),
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
@@ -80,6 +81,8 @@ class Hosts:
                 stderr=file,
                 start_new_session=True,
             )
+        self._started.append(process)
+        return process
 
     def cut(self, host: int) -> None:
         """Pull a host's cable."""
@@ -104,6 +107,8 @@ class Hosts:
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.05)
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+        for process in self._started:
+            process.wait(_LIMIT_SECONDS)
         for space in present & {*self.spaces, self.switch}:
             _ip("netns", "delete", space)
 
