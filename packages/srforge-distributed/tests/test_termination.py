@@ -197,6 +197,27 @@ def test_terminated_forked_worker_does_not_end_its_rank():
     assert end_of(child)[0] == 8
 
 
+def test_leaving_removes_the_shared_memory_that_a_killed_worker_was_creating():
+    def work(connection):
+        path = Path(f"/dev/shm/torch_{os.getpid()}_12345_0")
+        path.write_text("")
+        connection.send(str(path))
+        time.sleep(60)
+
+    def child(_ready):
+        import multiprocessing
+
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        context.Process(target=work, args=(there,)).start()
+        say(here.recv())
+        leave(1, 1.0)
+
+    _, path, _ = end_of(child)
+    assert path.startswith("/dev/shm/torch_")
+    assert not Path(path).exists()
+
+
 def test_leaving_takes_the_child_processes_along():
     def child(_ready):
         import multiprocessing

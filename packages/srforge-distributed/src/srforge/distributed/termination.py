@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -178,7 +179,21 @@ def run_bounded(functions: Sequence[Callable[[], object]], seconds: float) -> No
 
 def _kill_children() -> None:
     multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        for child in multiprocessing.active_children():
-            with contextlib.suppress(Exception):
-                child.kill()
+    children = multiprocessing.active_children() if multiprocessing is not None else []
+    for child in children:
+        with contextlib.suppress(Exception):
+            child.kill()
+    if children:
+        run_bounded([lambda: _remove_shared_memory(children)], 1.0)
+
+
+def _remove_shared_memory(children: Sequence[Any], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - torch's choice
+    """Remove what a worker had just created for a tensor and not yet unlinked when it was killed."""
+    from multiprocessing.connection import wait
+
+    alive = {child.sentinel for child in children}
+    while alive:
+        alive -= set(wait(alive))
+    for child in children:
+        for path in folder.glob(f"torch_{child.pid}_*"):
+            path.unlink(missing_ok=True)
