@@ -1,11 +1,12 @@
 """Real processes for tests: a function on every rank of a fleet, or a script under torchrun.
 
 Everything is bounded in time: at the limit every process that was started is killed, and the test fails with what each
-rank printed. A function is named by ``"path/to/file.py:function"`` (or passed itself) and runs in a fresh interpreter;
+rank printed. A function is named by ``"path/to/file.py:function"`` (or passed itself) and runs in a process of its own;
 arguments and results travel by pickle.
 """
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fork_server import ForkedRank, ForkServer
 
 _ENTRY = "import harness; harness.serve_rank()"
 _HERE = Path(__file__).resolve().parent
@@ -64,7 +67,7 @@ def run_ranks(
         backend: What ``asked_backend()`` returns in the ranks.
         timeout: Seconds until every rank is killed.
         device: What ``asked_device()`` returns in the ranks.
-        env: Further environment variables.
+        env: Further environment variables. With any, the ranks are new interpreters, which may read them at imports.
         group: Set the torch variables; False starts the processes without them.
 
     Returns:
@@ -85,12 +88,7 @@ def run_ranks(
                     environment.pop(name)
             environment |= {"TEST_FOLDER": folder, "TEST_RANK": str(rank), **(env or {})}
             logs.append(Path(folder, f"r{rank}.log"))
-            with logs[-1].open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", _ENTRY], env=environment, stdout=log, stderr=log, start_new_session=True
-                    )
-                )
+            processes.append(_start(rank, environment, logs[-1], fresh=env is not None))
         codes = _wait(processes, timeout)
         outputs = [log.read_text(errors="replace")[-_TAIL:] for log in logs]
         if any(codes):
@@ -101,11 +99,24 @@ def run_ranks(
         return [pickle.loads(Path(folder, f"r{rank}.pickle").read_bytes()) for rank in range(world_size)]
 
 
+def _start(rank: int, environment: dict[str, str], log: Path, *, fresh: bool) -> "ForkedRank | subprocess.Popen[bytes]":
+    if not fresh:
+        return _fork_server(rank % 2).start(environment, log)
+    with log.open("wb") as file:
+        command = [sys.executable, "-c", _ENTRY]
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+
+
+@functools.cache
+def _fork_server(hash_seed: int) -> ForkServer:
+    return ForkServer(hash_seed)
+
+
 def _spelled(function: str | Callable[..., Any]) -> str:
     return function if isinstance(function, str) else f"{function.__code__.co_filename}:{function.__qualname__}"
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"], timeout: float) -> list[int | None]:
+def _wait(processes: "Sequence[ForkedRank | subprocess.Popen[bytes]]", timeout: float) -> list[int | None]:
     """Wait for all; once one has failed the others get ten seconds, for they may wait for it."""
     deadline = time.monotonic() + timeout
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
@@ -118,7 +129,7 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"], timeout: float) -> lis
     return codes
 
 
-def kill_session(process: "subprocess.Popen[Any]") -> None:
+def kill_session(process: "ForkedRank | subprocess.Popen[Any]") -> None:
     """Kill a process that was started in a session of its own, with all its descendants, in whatever session they are."""
     below = descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):
