@@ -170,3 +170,10 @@ def test_big_tiff_is_read_in_either_byte_order(path, byteorder):
     tifffile.imwrite(path, PIXELS.astype(np.uint16) * 257, bigtiff=True, byteorder=byteorder, metadata=None)
     assert path.read_bytes()[2:4] == struct.pack(f"{byteorder}H", 43)
     np.testing.assert_array_equal(read_image(path)[..., 0], PIXELS.astype(np.uint16) * 257)
+
+
+def test_pages_are_not_counted_without_end(path):
+    with tifffile.TiffWriter(path) as tiff:
+        for _ in range(70):
+            tiff.write(PIXELS, contiguous=False, metadata=None)
+    refused(path, r"must hold one image, but holds 64 pages")

@@ -10,6 +10,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
+from srforge.data import images
 from srforge.data.images import ImageReadError, read_image
 from srforge.distributed.errors import ConfigurationError
 
@@ -259,6 +260,61 @@ def test_configured_channels_win(tmp_path):
             ImageReadError, match=rf"{name}.png must have the configured `channels`={channels}, but has"
         ):
             read_image(tmp_path / f"{name}.png", channels=channels)
+
+
+def test_configured_channels_decide_about_the_alpha_of_grey(tmp_path):
+    stored = picture(4, 5, 2)
+    (tmp_path / "grey-alpha.png").write_bytes(png_bytes(stored, 4))
+    for alpha in ("drop", "keep"):
+        np.testing.assert_array_equal(read_image(tmp_path / "grey-alpha.png", channels=2, alpha=alpha), stored)
+        np.testing.assert_array_equal(read_image(tmp_path / "grey-alpha.png", channels=1, alpha=alpha), stored[..., :1])
+        np.testing.assert_array_equal(
+            read_image(tmp_path / "grey-alpha.png", channels=3, alpha=alpha), np.repeat(stored[..., :1], 3, 2)
+        )
+    with pytest.raises(ImageReadError, match=r"`channels`=4, but has 1 and an alpha channel. Convert"):
+        read_image(tmp_path / "grey-alpha.png", channels=4)
+    with pytest.raises(ImageReadError, match=r"must have no alpha channel, but has one"):
+        read_image(tmp_path / "grey-alpha.png", channels=2, alpha="error")
+
+
+def test_one_channel_of_rgb_needs_all_three_to_be_equal_everywhere(tmp_path):
+    for channel in range(3):
+        stored = np.repeat(picture(4, 5, 1), 3, 2)
+        stored[3, 4, channel] ^= 1
+        (tmp_path / "almost.png").write_bytes(png_bytes(stored, 2))
+        with pytest.raises(ImageReadError, match=r"`channels`=1, but has 3. Convert"):
+            read_image(tmp_path / "almost.png", channels=1)
+
+
+@pytest.mark.parametrize("name", ["image.PNG", "b\u00edld \u56fe.png", "%s.png", "a.b.Png", "x" * 250 + ".png"])
+def test_any_path_that_the_file_system_takes_is_read(tmp_path, name):
+    stored = picture(4, 5, 3)
+    (tmp_path / name).write_bytes(png_bytes(stored, 2))
+    (tmp_path / "link.png").symlink_to(tmp_path / name)
+    for path in (tmp_path / name, str(tmp_path / name), tmp_path / "link.png"):
+        np.testing.assert_array_equal(read_image(path), stored)
+    (tmp_path / name).unlink()
+    with pytest.raises(ImageReadError, match=r"link.png must be a readable image file, but: No such file or directory"):
+        read_image(tmp_path / "link.png")
+
+
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [
+        (MemoryError(), r"x.png must fit into memory, but does not. Cut it into smaller images"),
+        (PermissionError(13, "Permission denied"), r"x.png must be a readable image file, but: Permission denied"),
+        (OSError(), r"x.png must be a readable image file, but: OSError. Check the path"),
+    ],
+)
+def test_what_the_machine_refuses_is_named_with_the_file(tmp_path, error, match, monkeypatch):
+    def fail(data):
+        raise error
+
+    (tmp_path / "x.png").write_bytes(png_bytes(picture(4, 5, 3), 2))
+    monkeypatch.setattr(images.image_png, "read_png", fail)
+    with pytest.raises(ImageReadError, match=match) as caught:
+        read_image(tmp_path / "x.png")
+    assert caught.value.__cause__ is error
 
 
 def test_alpha_can_be_refused(tmp_path):
