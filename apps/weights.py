@@ -51,6 +51,7 @@ def export_result(checkpoints: CheckpointStore, path: Path) -> None:
         return
     state = checkpoints.load(record)
     weights = state["model"] if state["ema"] is None else state["ema"]["model"]
+    weights = {name: value for name, value in weights.items() if not name.endswith("_extra_state")}  # a module's own
     metadata = {name: str(value) for name, value in record.metrics.items()}
     export_weights(weights, path, metadata={**metadata, "epoch": str(record.epoch)})
     print(f"weights of epoch {record.epoch + 1}: {path}", flush=True)

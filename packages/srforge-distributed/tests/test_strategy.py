@@ -39,7 +39,8 @@ def test_one_process_keeps_the_model_as_it_is(alone):
 
 
 def test_model_compiled_before_setup_is_refused_where_wrapping_would_lose_it(alone):
-    alone.prepare(torch.compile(nn.Linear(2, 2), backend="eager"))
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert alone.is_prepared(alone.prepare(compiled))
     with pytest.raises(ConfigurationError, match=r"`model` must be a bare module.* compile what setup_device returns"):
         FakeStrategy(0, 2).prepare(torch.compile(nn.Linear(2, 2), backend="eager"))
 

@@ -44,3 +44,12 @@ def test_settings_by_optimizer_name_one():
         ConfigurationError, match=r"`schedules` must name optimizers \(generator, discriminator\), .* gen,"
     ):
         make_gan_runner(schedules={"gen": Schedule()})
+
+
+def test_a_schedule_of_another_optimizer_is_refused():
+    model, _ = setup_device(make_model(), "cpu")
+    other = sgd(model.parameters())
+    schedule = Schedule(torch.optim.lr_scheduler.StepLR(other, 1))
+    with pytest.raises(ConfigurationError, match="schedule of 'model' must be of its optimizer"):
+        TrainingRunner(model, sgd(model.parameters()), Objective({"l2": squared}), schedule=schedule)
+    TrainingRunner(model, other, Objective({"l2": squared}), schedule=schedule)

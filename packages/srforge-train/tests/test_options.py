@@ -1,7 +1,7 @@
 import pytest
 
 from srforge.distributed import ConfigurationError
-from srforge.training import RunnerOptions
+from srforge.training import RunnerOptions, Term
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_a_value_out_of_range_is_named_with_its_rule(options, message):
 
 def test_inputs_may_come_as_a_list():
     assert RunnerOptions(inputs=["lr", "noise"]).inputs == ("lr", "noise")
+
+
+def test_one_name_is_one_entry_and_not_its_letters():
+    assert RunnerOptions(inputs="image").inputs == ("image",)
+    assert Term(function=len, keys="prediction").keys == ("prediction",)
+    assert Term(function=len, keys=["prediction", "hr"]).keys == ("prediction", "hr")

@@ -315,3 +315,36 @@ def test_a_launch_that_dies_inside_an_epoch_replays_that_epoch_once(tmp_path):
     assert killed.epochs == whole.epochs == [0, 1, 2]
     expected = final_weights(tmp_path / "whole")
     assert all(torch.equal(value, expected[name]) for name, value in final_weights(tmp_path / "killed").items())
+
+
+class Scaled(torch.nn.Linear):
+    """A layer with a state that is no tensor, as quantised and accelerated layers have it."""
+
+    scale = 1.0
+
+    def get_extra_state(self):
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state):
+        self.scale = state["scale"]
+
+
+def test_extra_state_of_a_module_comes_back_and_stays_out_of_a_warm_start(tmp_path):
+    def scaled_trainer(scale):
+        torch.manual_seed(1)
+        model = Scaled(3, 1).double()
+        model.scale = scale
+        runner = make_runner(model)
+        runner.ema = ExponentialMovingAverage(runner.model, 0.9)
+        return make_trainer(runner, validate=False, checkpoints=CheckpointStore(tmp_path))
+
+    scaled_trainer(2.5).train(1, loader_of(Lines(8)))
+    again = scaled_trainer(1.0)
+    assert again.resume() == 1
+    assert again.training_runner.model.scale == 2.5
+    assert again.train(2, loader_of(Lines(8))).global_step == 4
+    other = Scaled(3, 1).double()
+    warm_start_model(other, tmp_path / "epoch-00000.pt", nest="model", strict=False)
+    state = CheckpointStore(tmp_path).load(tmp_path / "epoch-00000.pt")
+    assert torch.equal(other.weight, state["model"]["weight"])
+    assert other.scale == 1.0

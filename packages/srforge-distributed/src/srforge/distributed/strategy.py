@@ -173,7 +173,7 @@ class TrainingStrategy(ABC):
 
     def is_prepared(self, model: nn.Module) -> bool:
         """Say whether this strategy returned ``model`` from ``prepare``, or it is ``torch.compile`` of that."""
-        while is_compiled(model):
+        while model not in self._prepared and is_compiled(model):
             model = model._modules["_orig_mod"]  # type: ignore[assignment]  # noqa: SLF001 - past the compiler's attribute forwarding
         return model in self._prepared
 

@@ -43,6 +43,10 @@ class Term:
     keys: tuple[str, ...] = ("prediction", "hr")
     per_band: bool = True
 
+    def __post_init__(self) -> None:
+        keys: Any = self.keys  # from YAML it may be a list, or one name
+        object.__setattr__(self, "keys", (keys,) if isinstance(keys, str) else tuple(keys))
+
     def weight_at(self, epoch: int) -> float:
         """Return the weight in the given epoch (0-based)."""
         return float(self.weight(epoch)) if callable(self.weight) else float(self.weight)

@@ -29,7 +29,7 @@ def refuse_unfit_optimizers(
 
     Raises:
         ConfigurationError: An optimizer has no parameter of the model, or with several ranks one that is not the
-            model's; it needs a closure; or a setting names no optimizer.
+            model's; it needs a closure; its schedule is another one's; or a setting names no optimizer.
     """
     is_alone = get_active_strategy().world_size == 1
     own = {id(parameter) for parameter in model.parameters()}
@@ -47,6 +47,12 @@ def refuse_unfit_optimizers(
             raise ConfigurationError(
                 f"The optimizer {name!r} must step without a closure, but {type(optimizer).__name__} evaluates the loss "
                 "several times a step, which hooks and accumulation do not allow. Choose another one."
+            )
+        scheduler = getattr((schedules or {}).get(name), "scheduler", None)
+        if scheduler is not None and scheduler.optimizer is not optimizer:
+            raise ConfigurationError(
+                f"The schedule of {name!r} must be of its optimizer, but its scheduler was built from another one, whose "
+                "learning rates it would change. Build it from the optimizer that is given here."
             )
     by_name = {"max_norm": options.max_norm if isinstance(options.max_norm, Mapping) else {}, "schedules": schedules}
     for setting, values in by_name.items():

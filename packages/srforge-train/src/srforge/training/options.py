@@ -73,7 +73,8 @@ class RunnerOptions:
         for norm in self.max_norm.values() if isinstance(self.max_norm, Mapping) else (self.max_norm,):
             require_positive("max_norm", norm)
         require_positive("accumulate", self.accumulate)
-        object.__setattr__(self, "inputs", tuple(self.inputs))
+        inputs: Any = self.inputs  # from YAML it may be a list, or one name
+        object.__setattr__(self, "inputs", (inputs,) if isinstance(inputs, str) else tuple(inputs))
 
     def max_norm_of(self, optimizer: str) -> float | None:
         """Return the largest gradient norm of the optimizer of that name; None: do not clip."""

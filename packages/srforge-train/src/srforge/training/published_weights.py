@@ -74,11 +74,15 @@ def _find(content: Any, path: Path, nest: str | None) -> tuple[dict[str, torch.T
 
 
 def _is_weights(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether this is a flat mapping of names with a tensor in it (batch norm's counters may be plain numbers)."""
-    return (
-        isinstance(value, Mapping)
-        and any(isinstance(item, torch.Tensor) for item in value.values())
-        and not any(isinstance(item, Mapping) and item for item in value.values())
+    """Whether this is a flat mapping of names with a tensor in it.
+
+    Batch norm's counters may be plain numbers, and a module's extra state (torch's name for it) may be anything.
+    """
+    if not isinstance(value, Mapping):
+        return False
+    items = [item for name, item in value.items() if not str(name).endswith("_extra_state")]
+    return any(isinstance(item, torch.Tensor) for item in items) and not any(
+        isinstance(item, Mapping) and item for item in items
     )
 
 

@@ -189,13 +189,14 @@ def warm_start_model(model: nn.Module, path: str | Path, **options: Any) -> Warm
     outcome: WarmStart | str = ""
     if strategy.is_main:
         try:
-            outcome = warm_start(plain_state_dict(model), path, **options)
+            tensors = {n: value for n, value in plain_state_dict(model).items() if isinstance(value, torch.Tensor)}
+            outcome = warm_start(tensors, path, **options)
         except SRForgeError as error:
             outcome = str(error)
     outcome = strategy.broadcast_object(outcome)
     if isinstance(outcome, str):
         raise CheckpointError(outcome)
-    load_plain_state_dict(model, outcome.state)
+    load_plain_state_dict(model, {**plain_state_dict(model), **outcome.state})  # extra state stays as it is
     return outcome
 
 

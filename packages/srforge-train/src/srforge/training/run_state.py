@@ -104,8 +104,8 @@ def _migrate(state: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def _refuse_other_model(saved: Mapping[str, Any], current: Mapping[str, Any], source: str) -> None:
-    kinds = {name: (tuple(value.shape), value.dtype) for name, value in current.items()}
-    found = {name: (tuple(value.shape), value.dtype) for name, value in saved.items()}
+    kinds = {name: _kind(value) for name, value in current.items()}
+    found = {name: _kind(value) for name, value in saved.items()}
     if found == kinds:
         return
     missing = sorted(kinds.keys() - found.keys())
@@ -115,6 +115,11 @@ def _refuse_other_model(saved: Mapping[str, Any], current: Mapping[str, Any], so
         f"{source} must hold this run's model, but it lacks {missing}, has besides {unexpected}, and has other shapes or "
         f"dtypes for {reshaped}. Resume with the model that wrote it, or load what fits by a warm start."
     )
+
+
+def _kind(value: Any) -> Any:
+    """Return what must agree of an entry of the model's state; a module's extra state is its own business."""
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else "extra state"
 
 
 def _refuse_other_optimizers(state: Mapping[str, Any], runner: Runner, source: str) -> None:

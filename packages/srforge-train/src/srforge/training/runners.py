@@ -54,7 +54,7 @@ class TrainingRunner:
         refuse_taken_names(objective, metrics)
         self.options = options or RunnerOptions()
         self.device = get_active_strategy().device
-        refuse_unfit_optimizers(model, {"model": optimizer}, self.options)
+        refuse_unfit_optimizers(model, {"model": optimizer}, self.options, {"model": schedule})
         self.model = model
         self.network = accelerate(model, self.options)
         self.optimizer = optimizer
