@@ -1,4 +1,5 @@
 import random
+import sys
 import threading
 import warnings
 
@@ -161,3 +162,22 @@ def test_length_that_changes_under_a_loader_is_refused(length):
         iter(loader)
     loader = DataLoaderFactory(samples, 2, shuffle=True, seed=0, sampler=None).get_loader()
     assert sum(map(len, loader)) == length
+
+
+def test_workers_of_a_program_that_is_no_file_are_refused(monkeypatch, tmp_path):
+    """``python < train.py``: each worker would look for a script called <stdin>, and end."""
+    monkeypatch.setattr(loader_checks, "read_limits", MachineLimits)
+    monkeypatch.setattr(loader_checks, "warn_unsafe_fork", lambda: None)
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    for missing in ("<stdin>", str(tmp_path / "removed.py")):
+        monkeypatch.setattr(main, "__file__", missing, raising=False)
+        with pytest.raises(
+            ConfigurationError, match=rf"`num_workers` must be 0 .*, but is 3, and {missing} is no file"
+        ):
+            check_workers({"dataset": [1]}, "spawn", num_workers=3, prefetch_factor=2)
+        check_workers({"dataset": [1]}, "fork", num_workers=3, prefetch_factor=2)
+    (tmp_path / "removed.py").touch()
+    check_workers({"dataset": [1]}, "spawn", num_workers=3, prefetch_factor=2)
+    monkeypatch.delattr(main, "__file__")
+    check_workers({"dataset": [1]}, "spawn", num_workers=3, prefetch_factor=2)

@@ -1,9 +1,11 @@
 """What is checked before workers start, and what is warned about: each once, in words that say what to do."""
 
+import multiprocessing.process
 import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sized
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,11 +32,13 @@ def check_workers(travelling: Mapping[str, Any], start_method: str, *, num_worke
 
     Raises:
         DatasetPicklingError: Something cannot be sent to the workers.
+        ConfigurationError: Workers would not find the main script.
     """
     size = 0
     if start_method == "fork":
         warn_unsafe_fork()
     else:
+        require_main_script(num_workers)
         size = check_picklable(travelling, start_method)
         warn_large_pickle(size, num_workers)
     if get_active_strategy().topology.local_rank != 0:
@@ -91,6 +95,30 @@ def require_same_length(dataset: Any, length: int | None) -> None:
         raise ConfigurationError(
             f"`dataset` must keep its length, but has {len(dataset)} samples now and had {length} when its loader was "
             "made. Make a new loader."
+        )
+
+
+def require_main_script(num_workers: int) -> None:
+    """Refuse workers that would end before their first line: each imports the main script, and it is no file.
+
+    Such are programs that python reads from stdin. One without any ``__file__`` (``python -c``, a notebook) starts
+    workers; ``check_picklable`` refuses what they could not find in it.
+
+    Args:
+        num_workers: Workers of the loader; for the message only.
+
+    Raises:
+        ConfigurationError: The main script does not exist.
+    """
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is None or getattr(main, "__spec__", None) is not None:
+        return
+    started_in = getattr(multiprocessing.process, "ORIGINAL_DIR", None) or ""  # where workers look for a relative path
+    if not Path(started_in, script).exists():
+        raise ConfigurationError(
+            f"`num_workers` must be 0 where workers cannot import the main script, but is {num_workers}, and {script} "
+            'is no file. Save the program to a file, or pass multiprocessing_context="fork".'
         )
 
 
