@@ -78,4 +78,8 @@ def report(result: TrainingResult, settings: dict[str, Any]) -> None:
     if name in result.baseline:
         base = result.baseline[name]
         compared = f" ({settings['data']['baseline_name']} {base:.2f}, {value - base:+.2f})"
-    print(f"{name} {value:.2f}{unit}{compared}", flush=True)
+    best, epoch = result.best_value, result.best_epoch
+    after = ""
+    if best is not None and epoch is not None and epoch != result.epochs - 1:
+        after = f"; best {best:.2f}{unit} in epoch {epoch + 1}"
+    print(f"{name} {value:.2f}{unit}{compared}{after}", flush=True)

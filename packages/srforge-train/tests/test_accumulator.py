@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from srforge.distributed import ConfigurationError
 from srforge.training import MetricAccumulator
 
 CPU = torch.device("cpu")
@@ -51,3 +52,8 @@ def test_a_million_small_values_keep_their_sum():
         accumulated.update({"a": values}, 1000)
     exact = float(torch.tensor(0.1, dtype=torch.float32).double())
     assert value(accumulated.result()["a"]) == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_value_of_no_documented_form_is_named_with_its_group():
+    with pytest.raises(ConfigurationError, match=r"Term `band/x` must return .* but returned float 1.5"):
+        MetricAccumulator(torch.device("cpu")).update({"band": {"x": 1.5}}, 3)

@@ -114,3 +114,7 @@ def test_a_buffer_that_appears_later_is_named():
     model[0].register_buffer("cache", torch.zeros(2))
     with pytest.raises(ConfigurationError, match=r"must keep the buffers .* \['0.cache'\] came or went"):
         ema.update()
+
+
+def test_a_model_without_weights_has_an_average():
+    ExponentialMovingAverage(nn.Tanh()).update()

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from toys import Lines, loader_of, make_runner, make_trainer, squared
+from toys import Lines, loader_of, make_model, make_runner, make_trainer, squared
 
 from srforge.distributed import ConfigurationError, set_active_strategy
 from srforge.training import (
@@ -13,7 +13,9 @@ from srforge.training import (
     CheckpointStore,
     Hook,
     LossLogger,
+    NonFiniteGradientError,
     Objective,
+    RunnerOptions,
     Schedule,
     TrainerOptions,
     TrainingRunner,
@@ -235,3 +237,41 @@ def test_a_stream_that_only_writes_is_no_terminal(monkeypatch):
     monkeypatch.setattr("sys.stderr", stream)
     make_trainer().train(1, *loaders())
     assert any("training 3/3" in line for line in stream.lines)
+
+
+class Poison(Hook):
+    @hooks_into("on_post_forward")
+    def poison(self, context):
+        context.terms["l2"] = context.terms["l2"] * float("nan")
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_fp16_that_skips_every_step_ends_by_name_and_not_with_an_untrained_model(policy):
+    runner = make_runner(make_model(dtype=torch.float32), options=RunnerOptions(precision="fp16", non_finite=policy))
+    runner.hooks.attach(Poison())
+    trainer = make_trainer(runner, validate=False)
+    if policy == "skip":
+        assert trainer.train(2, loader_of(Lines(80, torch.float32))).metrics["training"]["skipped_steps"] == 20
+        return
+    with pytest.raises(NonFiniteGradientError, match=r"loss scale must stay above .* in training epoch 1"):
+        trainer.train(4, loader_of(Lines(80, torch.float32)))
+
+
+def test_parameters_that_a_hook_gives_the_optimizer_are_clipped_with_the_others():
+    class Unfreeze(Hook):
+        @hooks_into("on_epoch_start")
+        def unfreeze(self, context):
+            runner.optimizer.add_param_group({"params": list(context.model[0].parameters())})
+
+    model = make_model()
+    before = model[0].weight.detach().clone()
+    runner = make_runner(model)
+    runner = TrainingRunner(
+        runner.model,
+        torch.optim.SGD(model[2].parameters(), lr=1.0),
+        Objective({"l2": squared}),
+        options=RunnerOptions(max_norm=1e-6),
+    )
+    runner.hooks.attach(Unfreeze())
+    make_trainer(runner, validate=False).train(1, loader_of(Lines(4)))
+    assert 0 < float((model[0].weight.detach() - before).norm()) <= 1e-6

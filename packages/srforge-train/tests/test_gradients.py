@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from srforge.training import NonFiniteGradientError
-from srforge.training.gradients import FiniteGuard, clip_gradients, takes_found_inf
+from srforge.training.gradients import FiniteGuard, clip_gradients, refuse_vanished_scale, takes_found_inf
 
 CPU = torch.device("cpu")
 
@@ -98,3 +98,14 @@ def test_a_sparse_gradient_has_the_norm_of_its_dense_form_and_is_clipped():
     sparse.grad = torch.sparse_coo_tensor(indices, values, (5, 1), check_invariants=True)
     assert float(clip_gradients([sparse], 1.0)) == 5.0  # rows (1 + 2, 4)
     assert sparse.grad.to_dense().flatten().tolist() == pytest.approx([0, 0.6, 0, 0.8, 0], rel=1e-5)
+
+
+def test_a_scale_that_overflow_cannot_explain_ends_the_run_unless_it_is_to_go_on():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e-5)
+    scaler.scale(torch.ones(1))  # makes the scale
+    refuse_vanished_scale(scaler, "skip", "anywhere")
+    refuse_vanished_scale(torch.amp.GradScaler("cpu", enabled=False), "raise", "anywhere")
+    with pytest.raises(
+        NonFiniteGradientError, match=r"scale must stay above 0.0001, but is 1.0e-05 in training epoch 3"
+    ):
+        refuse_vanished_scale(scaler, "raise", "training epoch 3")

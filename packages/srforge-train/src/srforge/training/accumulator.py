@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from srforge.distributed import MetricSum
-from srforge.training.objective import Value
+from srforge.training.objective import Value, mean_of
 
 Path = tuple[str, ...]
 
@@ -65,12 +65,14 @@ class MetricAccumulator:
         return tree
 
 
-def _leaves(values: Mapping[str, Value], count: int, prefix: Path = ()) -> Iterator[tuple[Path, Tensor, Any]]:
+def _leaves(values: Mapping[str, Any], count: int, prefix: Path = ()) -> Iterator[tuple[Path, Tensor, Any]]:
     """Yield ``(path, sum float64 (), count)`` of every leaf."""
     for name, value in values.items():
         path = (*prefix, name)
         if isinstance(value, Mapping):
             yield from _leaves(value, count, path)
+        elif not isinstance(value, (tuple, Tensor)):
+            mean_of("/".join(path), value)  # a hook's: refused by name
         elif isinstance(value, tuple):
             yield path, value[0].detach().double(), value[1]
         elif value.ndim == 1:

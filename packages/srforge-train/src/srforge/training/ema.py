@@ -53,7 +53,8 @@ class ExponentialMovingAverage:
         """
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates)) if self.warmup else self.decay
         self.num_updates += 1
-        torch._foreach_lerp_(self._averages, self._sources, 1 - decay)  # torch's documented fused loop
+        if self._averages:
+            torch._foreach_lerp_(self._averages, self._sources, 1 - decay)  # torch's documented fused loop
         averages, sources = list(self.model.buffers()), list(self._source.buffers())
         if len(averages) != len(sources):
             self._refuse_other_buffers()

@@ -20,7 +20,7 @@ from srforge.training.batches import MicroBatch, inputs_of, micro_batches, num_s
 from srforge.training.contexts import EpochContext, GANStepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
 from srforge.training.gan_model import JUDGE, discriminator_of, refuse_wrong_shares
-from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
+from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part, parameters_of, refuse_vanished_scale
 from srforge.training.hooks import GAN_POINTS, HookPoints
 from srforge.training.objective import (
     Metrics,
@@ -83,9 +83,8 @@ class GANRunner:
         self.discriminator = discriminator_of(model)
         self.bare_discriminator = strategy.unwrap(self.discriminator)
         self.optimizers = {name: optimizers[name] for name in sorted(optimizers, key=lambda name: name == JUDGE)}
-        self.parameters = {name: _parameters_of(optimizer) for name, optimizer in self.optimizers.items()}
         refuse_unfit_optimizers(model, self.optimizers, self.options, schedules)
-        refuse_wrong_shares(self.parameters, self.bare_discriminator)
+        refuse_wrong_shares({n: parameters_of(o) for n, o in self.optimizers.items()}, self.bare_discriminator)
         refuse_taken_names(objective, metrics)
         self._judging = [p for p in self.bare_discriminator.parameters() if p.requires_grad]
         self.objective = objective
@@ -155,7 +154,7 @@ class GANRunner:
                     for name, scaler in self._due(step).items():
                         optimizer = self.optimizers[name]
                         scaler.unscale_(optimizer)
-                        norm = clip_gradients(self.parameters[name], self.options.max_norm_of(name))
+                        norm = clip_gradients(parameters_of(optimizer), self.options.max_norm_of(name))
                         if self.guards[name].allows_step(norm, optimizer):
                             scaler.step(optimizer)
                         optimizer.zero_grad(set_to_none=True)
@@ -166,8 +165,7 @@ class GANRunner:
                 self._report(step, generator_loss, discriminator_loss, accumulated)
                 num_samples += micro.count
                 progress.advance(generator_loss)
-        for name, guard in self.guards.items():
-            guard.raise_if_broken(f"training epoch {epoch} ({name})")
+        self._refuse_broken_gradients(f"training epoch {epoch}")
         self.hooks.fire("on_epoch_end", EpochContext("training", epoch, self.global_step, self.model))
         totals = {"num_samples": MetricSum(num_samples, 1, "sum"), **self._skipped(), **skipped_samples(loader)}
         return {**accumulated.result(), **totals}
@@ -256,6 +254,12 @@ class GANRunner:
             strategy.check_replicas(self.model, buffers=False)
             self._replicas_checked = True
 
+    def _refuse_broken_gradients(self, where: str) -> None:
+        for name, guard in self.guards.items():
+            guard.raise_if_broken(f"{where} ({name})")
+        for name, scaler in self.scalers.items():
+            refuse_vanished_scale(scaler, self.options.non_finite, f"{where} ({name})")
+
     def _report(
         self,
         step: GANStepContext,
@@ -280,7 +284,3 @@ class GANRunner:
     def _skipped(self) -> dict[str, Any]:
         counts = {n: MetricSum(guard.take_num_skipped(), 1, "max") for n, guard in self.guards.items() if guard.counts}
         return {"skipped_steps": counts} if counts else {}
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

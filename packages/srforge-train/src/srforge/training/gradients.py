@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from srforge.distributed import SRForgeError
 
 _INTERVAL = 64
+_SMALLEST_SCALE = 1e-4  # thirty skipped steps below where scalers begin; losses of any use need no smaller one
 _MESSAGE = (
     "Gradients must be finite, but held NaN or inf in {}. Lower the learning rate, clip with `max_norm`, or set "
     "`non_finite` to skip such steps."
@@ -19,6 +20,11 @@ _MESSAGE = (
 
 class NonFiniteGradientError(SRForgeError):
     """A gradient held NaN or inf, and the policy is to stop."""
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer steps; a hook may have added some since it was made."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
@@ -119,6 +125,19 @@ class FiniteGuard:
         """Return how many steps were skipped since the last call, float64, shape ``()``, and begin at 0 again."""
         skipped, self._skipped = self._skipped, torch.zeros_like(self._skipped)
         return skipped
+
+
+def refuse_vanished_scale(scaler: torch.amp.GradScaler, policy: str, where: str) -> None:
+    """End the run if a scaler has halved its scale so often that overflow cannot be the reason. Waits for the device.
+
+    Raises:
+        NonFiniteGradientError: The policy is ``raise`` and the scale fell below ``_SMALLEST_SCALE``.
+    """
+    if policy == "raise" and scaler.is_enabled() and (scale := scaler.get_scale()) < _SMALLEST_SCALE:
+        raise NonFiniteGradientError(
+            f"The fp16 loss scale must stay above {_SMALLEST_SCALE}, but is {scale:.1e} in {where}: step after step was "
+            "skipped, so data or weights hold NaN. Look at the data, lower the learning rate, or use bf16."
+        )
 
 
 def takes_found_inf(optimizer: torch.optim.Optimizer) -> bool:

@@ -17,7 +17,7 @@ from srforge.training.accumulator import MetricAccumulator
 from srforge.training.batches import inputs_of, micro_batches, num_samples_of, skipped_samples, to_device
 from srforge.training.contexts import EpochContext, StepContext
 from srforge.training.ema import ExponentialMovingAverage, bare_view
-from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part
+from srforge.training.gradients import FiniteGuard, clip_gradients, finite_part, parameters_of, refuse_vanished_scale
 from srforge.training.hooks import RUNNER_POINTS, VALIDATION_POINTS, HookPoints
 from srforge.training.objective import Metrics, Objective, refuse_dead_terms, refuse_taken_names, refuse_unusable
 from srforge.training.optimizer_checks import refuse_unfit_optimizers
@@ -58,7 +58,6 @@ class TrainingRunner:
         self.model = model
         self.network = accelerate(model, self.options)
         self.optimizer = optimizer
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.objective = objective
         self.metrics = metrics
         self.schedule = schedule or Schedule()
@@ -132,7 +131,7 @@ class TrainingRunner:
                 # -------- one optimizer step on the exact mean gradient over the window's real samples
                 if micro.ends_window:
                     scaler.unscale_(self.optimizer)
-                    step.grad_norm = clip_gradients(self.parameters, self.options.max_norm_of("model"))
+                    step.grad_norm = clip_gradients(parameters_of(self.optimizer), self.options.max_norm_of("model"))
                     if self.guard.allows_step(step.grad_norm, self.optimizer):
                         scaler.step(self.optimizer)
                     scaler.update()
@@ -148,6 +147,7 @@ class TrainingRunner:
                 num_samples += micro.count
                 progress.advance(loss)
         self.guard.raise_if_broken(f"training epoch {epoch}")
+        refuse_vanished_scale(scaler, self.options.non_finite, f"training epoch {epoch}")
         self.hooks.fire("on_epoch_end", EpochContext("training", epoch, self.global_step, self.model))
         return {**accumulated.result(), **self._totals(num_samples), **skipped_samples(loader)}
 
