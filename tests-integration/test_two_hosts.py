@@ -1,6 +1,9 @@
 """Two hosts, and what the network does to them; ``network_matrix.py`` runs every case and writes the table of the docs."""
 
+import re
 import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -41,6 +44,48 @@ def test_training_goes_on_over_a_healed_cable_to_the_weights_of_an_undisturbed_o
     healed, undisturbed = (load_file(next(each.folder.glob("runs/*/weights.safetensors"))) for each in outcomes)
     assert healed.keys() == undisturbed.keys()
     assert all(torch.equal(healed[name], undisturbed[name]) for name in healed)
+
+
+WAIT_FOR_RANK_0 = """
+import time, torch
+from srforge.distributed import get_active_strategy, main_work, rank_entrypoint, setup_device
+
+@rank_entrypoint
+def main():
+    setup_device(torch.nn.Linear(1, 1), "cpu")
+    print("waiting", flush=True)
+    with main_work(get_active_strategy(), "saving", 6 / 60):
+        time.sleep(60 * get_active_strategy().is_main)
+
+main()
+"""
+
+
+@pytest.mark.slow
+def test_rank_that_waits_for_rank_0_behind_a_pulled_cable_waits_no_longer_than_it_may(tmp_path):
+    """It asks a store that never answers again, and there is no collective whose time could be up."""
+    logs = [tmp_path / "0", tmp_path / "1"]
+    told = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+    }
+    told |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    with made_hosts(2) as hosts:
+        command = [sys.executable, "-c", WAIT_FOR_RANK_0]
+        ranks = [hosts.start(rank, command, logs[rank], told | {"RANK": str(rank)}) for rank in range(2)]
+        while not all("waiting" in log.read_text() for log in logs):
+            time.sleep(0.05)
+            assert [rank.poll() for rank in ranks] == [None, None], logs[1].read_text()
+        time.sleep(0.5)  # for rank 1 to be in the wait
+        hosts.cut(1)
+        assert ranks[1].wait(30) == 1
+        assert ranks[0].poll() is None
+    said = logs[1].read_text().splitlines()
+    assert re.search(r"rank 0 must (answer|be done)", said[-2]), said
+    assert "The host of rank 0, where the ranks report, no longer answers" in said[-1]
 
 
 def test_hosts_and_what_runs_on_them_are_gone_after_an_exception(tmp_path):

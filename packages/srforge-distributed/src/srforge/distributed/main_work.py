@@ -44,6 +44,7 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
 
     Raises:
         CollectiveError: Rank 0 stopped answering, or the time is up; on the waiting ranks.
+        RuntimeError: The store is gone with the process that hosted it; on the waiting ranks.
 
     Collective: every rank must enter, in the same order.
     """
@@ -56,7 +57,6 @@ def main_work(strategy: TrainingStrategy, label: str, timeout_minutes: float = 1
     if not strategy.is_main:
         yield
         _wait_for_main(store, turn, f"[r{strategy.rank}] {label}", timeout_minutes * 60)
-        store.add(f"{turn}/seen", 1)
         return
     finished = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, turn, finished), daemon=True)
@@ -86,27 +86,53 @@ def _wait_for_others(store: Any, turn: str, count: int) -> None:
         poll = min(2 * poll, _POLL_SECONDS[1])
 
 
+class _Watch:
+    """What a thread sees of rank 0: a store behind a cut cable never answers whoever asks it."""
+
+    def __init__(self, store: Any, turn: str) -> None:
+        self.over = threading.Event()  # rank 0 is done, or the store is gone
+        self.error: RuntimeError | None = None
+        self.changed = time.monotonic()  # of rank 0's heartbeat
+        self._abandoned = False
+        threading.Thread(target=self._run, args=(store, turn), name="srforge-main-work", daemon=True).start()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def _run(self, store: Any, turn: str) -> None:
+        beats, poll = 0, _POLL_SECONDS[0]
+        try:
+            while not self._abandoned and not store.check([f"{turn}/done"]):
+                time.sleep(poll)
+                poll = min(2 * poll, _POLL_SECONDS[1])
+                if poll == _POLL_SECONDS[1] and (seen := store.add(f"{turn}/beat", 0)) != beats:
+                    beats, self.changed = seen, time.monotonic()
+            store.add(f"{turn}/seen", 1)
+        except RuntimeError as error:
+            self.error = error
+        self.over.set()
+
+
 def _wait_for_main(store: Any, turn: str, label: str, timeout: float) -> None:
-    started = changed = time.monotonic()
-    beats, poll, has_told = 0, _POLL_SECONDS[0], False
-    while not store.check([f"{turn}/done"]):
-        time.sleep(poll)
-        poll = min(2 * poll, _POLL_SECONDS[1])
-        now = time.monotonic()
-        if not has_told and now - started > _MESSAGE_AFTER_SECONDS:
-            print(f"{label}: waiting for rank 0, up to {timeout:.0f} s", file=sys.stderr, flush=True)
-            has_told = True
-        if poll == _POLL_SECONDS[1]:
-            seen = store.add(f"{turn}/beat", 0)
-            if seen != beats:
-                beats, changed = seen, now
-        if now - changed > min(_SILENCE_SECONDS, timeout):
-            raise CollectiveError(
-                f"{label}: rank 0 must answer while the others wait, but has been silent for {now - changed:.0f} s. It "
-                "is stopped or stuck: look at its log and at its stacks (DEBUG_HANG=1)."
-            )
-        if now - started > timeout:
-            raise CollectiveError(
-                f"{label}: rank 0 must be done within {timeout:.0f} s, but is still busy. Raise "
-                "`main_work_timeout_minutes`, or move the work out of the run."
-            )
+    watch, started, has_told = _Watch(store, turn), time.monotonic(), False
+    try:
+        while not watch.over.wait(_POLL_SECONDS[1]):
+            now = time.monotonic()
+            if not has_told and now - started > _MESSAGE_AFTER_SECONDS:
+                print(f"{label}: waiting for rank 0, up to {timeout:.0f} s", file=sys.stderr, flush=True)
+                has_told = True
+            if now - watch.changed > min(_SILENCE_SECONDS, timeout):
+                raise CollectiveError(
+                    f"{label}: rank 0 must answer while the others wait, but has been silent for "
+                    f"{now - watch.changed:.0f} s. It is stopped or stuck, or its host is cut off: look at its log and at "
+                    "its stacks (DEBUG_HANG=1)."
+                )
+            if now - started > timeout:
+                raise CollectiveError(
+                    f"{label}: rank 0 must be done within {timeout:.0f} s, but is still busy. Raise "
+                    "`main_work_timeout_minutes`, or move the work out of the run."
+                )
+        if watch.error is not None:
+            raise watch.error
+    finally:
+        watch.abandon()
