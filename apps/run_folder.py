@@ -12,6 +12,7 @@ from typing import Any
 
 from run_lock import lock_run
 from srforge.distributed import ConfigurationError, TrainingStrategy, require_same
+from srforge.distributed.environment_variables import job_name, num_restarts
 
 # Sections and keys that say where and how a run is computed, kept and shown, but do not change its result.
 _WITHOUT_EFFECT = (
@@ -107,7 +108,7 @@ def open_run_folder(
 
 def _claim(folder: Path, identity: dict[str, Any], run: dict[str, Any]) -> int:
     """Make the folder this run's, and return its seed: a drawn one is kept there for the next launch."""
-    if run["fresh"] and folder.exists():
+    if run["fresh"] and folder.exists() and not _was_begun_by_this_job(folder):
         if not (folder / "identity.json").exists():
             raise ConfigurationError(
                 f"`run.fresh` must name a run's folder, but {folder} is none. It is left as it is."
@@ -133,9 +134,19 @@ def _claim(folder: Path, identity: dict[str, Any], run: dict[str, Any]) -> int:
         return int(known["seed"])
     seed = int(run["seed"]) if run["seed"] is not None else secrets.randbits(32)
     unfinished = folder / ".identity.json.tmp"
-    unfinished.write_text(json.dumps({"seed": seed, "identity": identity}, indent=2), encoding="utf-8")
+    content = {"seed": seed, "identity": identity, "job": job_name()}
+    unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
     unfinished.replace(kept)
     return seed
+
+
+def _was_begun_by_this_job(folder: Path) -> bool:
+    """Whether this job made the folder and was restarted since: a job starts over once, or no restart would get on."""
+    kept, restarts = folder / "identity.json", num_restarts()
+    if restarts == 0 or not kept.exists() or json.loads(kept.read_text(encoding="utf-8")).get("job") != job_name():
+        return False
+    print(f"run.fresh=true was obeyed when this job began; restart {restarts} continues the run.", flush=True)
+    return True
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -175,3 +175,29 @@ def test_starting_over_behind_a_link_empties_what_it_leads_to(tmp_path):
     assert folder.is_symlink()
     assert [path.name for path in elsewhere.iterdir()] == ["identity.json"]
     assert [path.name for path in elsewhere.parent.iterdir()] == ["run"]
+
+
+def test_a_job_starts_over_once_and_its_restarts_continue(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    config = changed("run.fresh", True)
+    folder, _ = opened(config, tmp_path)
+    (folder / "progress").touch()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert opened(config, tmp_path)[0] == folder
+    assert (folder / "progress").exists()
+    assert "restart 1 continues the run" in capsys.readouterr().out
+    # Another job, whose first attempt died before it came to start over.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    opened(config, tmp_path)
+    assert not (folder / "progress").exists()
+
+
+def test_the_same_command_again_starts_over_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # what torchrun says of every launch without a rendezvous
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    config = changed("run.fresh", True)
+    folder, _ = opened(config, tmp_path)
+    (folder / "progress").touch()
+    opened(config, tmp_path)
+    assert not (folder / "progress").exists()

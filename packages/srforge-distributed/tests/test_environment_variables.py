@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 from srforge.distributed import environment_variables
-from srforge.distributed.environment_variables import error_file
+from srforge.distributed.environment_variables import error_file, job_name, num_restarts
 
 PACKAGE = Path(environment_variables.__file__).parent
 
@@ -28,3 +28,15 @@ def test_every_constant_is_documented():
     constants = [i for i, line in enumerate(lines) if re.match(r"[A-Z_]+ = ", line)]
     assert constants
     assert all(lines[i - 1].startswith("#: ") or lines[i - 1].startswith("#:") for i in constants)
+
+
+def test_a_job_keeps_its_name_and_counts_its_restarts(monkeypatch):
+    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert (job_name(), num_restarts()) == ("", 0)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert (job_name(), num_restarts()) == ("run", 2)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert (job_name(), num_restarts()) == ("run 17", 3)

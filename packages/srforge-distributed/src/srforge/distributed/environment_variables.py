@@ -82,6 +82,25 @@ def launched_by_torchrun() -> bool:
     return TORCHELASTIC_RUN_ID in os.environ
 
 
+#: How often torchrun started its ranks again.
+TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+#: How often SLURM queued the job again; unset until it does.
+SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
+#: Number of the job under SLURM; the same after it was queued again.
+SLURM_JOB_ID = "SLURM_JOB_ID"
+
+
+def num_restarts() -> int:
+    """Return how often the job of this process was started again by itself, as far as this host knows."""
+    counts = (os.environ.get(name, "") for name in (TORCHELASTIC_RESTART_COUNT, SLURM_RESTART_COUNT))
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def job_name() -> str:
+    """Return what names the job of this process to torchrun and SLURM: the same after a restart; empty outside both."""
+    return " ".join(filter(None, (os.environ.get(name) for name in (TORCHELASTIC_RUN_ID, SLURM_JOB_ID))))
+
+
 #: Set to 1, errors of SR-Forge are shown with their traceback instead of as one line.
 SRFORGE_FULL_TRACEBACK = "SRFORGE_FULL_TRACEBACK"
 

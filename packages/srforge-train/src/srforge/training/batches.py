@@ -112,7 +112,8 @@ def inputs_of(batch: Any, keys: Sequence[Any]) -> list[Any]:
         found = f"has {sorted(map(str, batch))}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
         raise ConfigurationError(
             f"`inputs` must name entries of the batch, but are {tuple(keys)}, and the batch {found}. Set "
-            "RunnerOptions(inputs=...), return mappings from the data set, or override `forward_batch`."
+            "RunnerOptions(inputs=...) or AdversarialTerm(real=...), return mappings from the data set, or override "
+            "`forward_batch`."
         ) from error
 
 

@@ -201,7 +201,7 @@ class GANRunner:
 
     def _generate(self, step: GANStepContext) -> None:
         """Make images and, if it is the generator's turn, the terms that look at them."""
-        step.real = step.batch[self.adversarial.real]  # a hook may have replaced it
+        (step.real,) = inputs_of(step.batch, [self.adversarial.real])  # a hook may have replaced it
         step.judge = partial(self.judge_batch, self.bare_discriminator, batch=step.batch)
         if not step.trains_generator:
             with torch.no_grad():
