@@ -7,7 +7,7 @@ import pytest
 
 from failure_faults import PHASES
 from failure_run import LIMIT_SECONDS, kill_session, start
-from termination_matrix import CI_CELLS, TARGETS, findings, run_cell
+from termination_matrix import CI_CELLS, SECONDS_ALLOWED, TARGETS, findings, run_cell
 
 
 def test_the_cells_cover_every_phase_and_everyone_who_can_get_the_signal():
@@ -16,12 +16,16 @@ def test_the_cells_cover_every_phase_and_everyone_who_can_get_the_signal():
     assert phases == set(PHASES)
 
 
+#: Five seconds are what a machine without other work is held to, when the table is written.
+BESIDE_OTHER_TESTS = 2 * SECONDS_ALLOWED
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_SECONDS + 30)
 @pytest.mark.parametrize(("target", "phase"), CI_CELLS)
 def test_ranks_leave_with_143_and_the_launcher_with_a_failure_soon(tmp_path, target, phase):
     ending = run_cell(target, phase, tmp_path)
-    assert findings(ending) == [], ending.output[-3000:]
+    assert findings(ending, BESIDE_OTHER_TESTS) == [], ending.output[-3000:]
     if (target, phase) == ("waiting rank", "validation"):
         the_next_launch_replays_the_epoch(tmp_path)
 
