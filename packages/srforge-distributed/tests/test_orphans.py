@@ -43,7 +43,7 @@ def test_rank_leaves_within_two_seconds_of_its_torchrun(monkeypatch, launched):
     def body():
         termination._finishers.clear()
         sys.stderr = os.fdopen(2, "w", closefd=False)
-        with leave_with_launcher("[rank 1] "):
+        with leave_with_launcher("[rank 1] ", lambda reason: os.write(2, f"told the others: {reason}\n".encode())):
             time.sleep(4)
         os.write(2, b"came to its end")
 
@@ -54,7 +54,10 @@ def test_rank_leaves_within_two_seconds_of_its_torchrun(monkeypatch, launched):
         said = pipe.read()  # ends when the rank has
     seconds = time.monotonic() - started
     if launched:
-        assert said == "[rank 1] error: torchrun, which started this rank, is gone: leaving with 1\n"
+        assert said.splitlines() == [
+            "[rank 1] error: torchrun, which started this rank, is gone: leaving with 1",
+            "told the others: torchrun, which started it, is gone",
+        ]
         assert seconds < 3.5
     else:
         assert said == "came to its end"
@@ -63,7 +66,7 @@ def test_rank_leaves_within_two_seconds_of_its_torchrun(monkeypatch, launched):
 def test_rank_of_a_living_launcher_is_left_alone(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr(orphans, "_POLL_SECONDS", 0.01)
-    with leave_with_launcher(""):
+    with leave_with_launcher("", print):
         time.sleep(0.1)
 
 

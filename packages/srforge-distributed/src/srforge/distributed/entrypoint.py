@@ -74,7 +74,7 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
         topology = _topology()
         several = topology.world_size > 1
         tag = f"[rank {topology.rank}] " if several else ""
-        with leave_on_signals(tag, interrupt_too=several, announce=note_end), leave_with_launcher(tag):
+        with leave_on_signals(tag, interrupt_too=several, announce=note_end), leave_with_launcher(tag, note_end):
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:  # every way out of main ends here

@@ -16,14 +16,14 @@ from srforge.distributed.environment_variables import launched_by_torchrun
 from srforge.distributed.termination import SIGNAL_DRAIN_SECONDS, leave, print_bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ORPHAN_EXIT_CODE = 1
 _POLL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def leave_with_launcher(tag: str) -> Iterator[None]:
+def leave_with_launcher(tag: str, announce: Callable[[str], None]) -> Iterator[None]:
     """Leave with 1 when the torchrun that started this process is gone during the body.
 
     Seen through the parent's id, which changes when the parent dies; so what stands between torchrun and the script
@@ -31,14 +31,15 @@ def leave_with_launcher(tag: str) -> Iterator[None]:
 
     Args:
         tag: Prefix of what is printed, such as ``[rank 1] ``.
+        announce: Called with the reason before this process leaves; must end in a moment.
     """
     if not launched_by_torchrun() or os.name != "posix":
         yield
         return
     parent, over = os.getppid(), threading.Event()
     if _is_foster_parent(parent):
-        _leave(tag)
-    watcher = threading.Thread(target=_watch, args=(parent, over, tag), name="srforge-launcher", daemon=True)
+        _leave(tag, announce)
+    watcher = threading.Thread(target=_watch, args=(parent, over, tag, announce), name="srforge-launcher", daemon=True)
     watcher.start()
     try:
         yield
@@ -46,14 +47,15 @@ def leave_with_launcher(tag: str) -> Iterator[None]:
         over.set()
 
 
-def _watch(parent: int, over: threading.Event, tag: str) -> None:
+def _watch(parent: int, over: threading.Event, tag: str, announce: Callable[[str], None]) -> None:
     while not over.wait(_POLL_SECONDS):
         if os.getppid() != parent:
-            _leave(tag)
+            _leave(tag, announce)
 
 
-def _leave(tag: str) -> None:
+def _leave(tag: str, announce: Callable[[str], None]) -> None:
     print_bounded(f"{tag}error: torchrun, which started this rank, is gone: leaving with {ORPHAN_EXIT_CODE}")
+    announce("torchrun, which started it, is gone")
     leave(ORPHAN_EXIT_CODE, SIGNAL_DRAIN_SECONDS)
 
 
