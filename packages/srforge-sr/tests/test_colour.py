@@ -46,3 +46,11 @@ def test_unknown_ranges_are_refused():
         to_stored(torch.zeros(3), torch.int32)
     with pytest.raises(ConfigurationError, match=r"`image` must have 3 channels .* but has 13"):
         rgb_to_luma(torch.rand(13, 4, 4))
+
+
+@pytest.mark.parametrize("function", [to_stored, rgb_to_luma])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int64, torch.bool])
+def test_stored_values_are_not_taken_for_images_in_the_unit_range(function, dtype):
+    """Clamped to [0, 1] a stored image would be white, and its luma another number."""
+    with pytest.raises(ConfigurationError, match=rf"`image` must be floating point in \[0, 1\].*, but is {dtype}"):
+        function(torch.ones(3, 4, 4).to(dtype))

@@ -87,3 +87,22 @@ def test_bad_arguments_are_refused():
             ConfigurationError, match=r"must be \(N, 3, h, w\) for in_channels=3, but is \(2, 1, 32, 32\)"
         ):
             discriminator(torch.rand(2, 1, 32, 32))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_patches_too_small_for_the_layers_are_refused(norm, num_layers):
+    discriminator = PatchDiscriminator(3, 4, num_layers=num_layers, norm=norm)
+    smallest = 3 * 2**num_layers
+    assert discriminator(torch.rand(2, 3, smallest, smallest)).shape == (2, 1, 1, 1)
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"`images` must be at least {smallest}x{smallest} for PatchDiscriminator .* but is {smallest - 1}x40",
+    ):
+        discriminator(torch.rand(2, 3, smallest - 1, 40))
+
+
+def test_wrong_channels_are_named_as_images():
+    for discriminator in discriminators(3):
+        with pytest.raises(ConfigurationError, match=r"`images` must be \(N, 3, h, w\) for in_channels=3"):
+            discriminator(torch.rand(2, 1, 64, 64))

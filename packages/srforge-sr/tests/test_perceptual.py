@@ -109,3 +109,32 @@ def test_bad_arguments_are_refused(weights, weights_file, tmp_path):
     torch.save({key: value for key, value in weights.items() if "34" not in key}, tmp_path / "cut.pt")
     with pytest.raises(ConfigurationError, match=r"`weights` must hold VGG19 weights .* features.34.weight is missing"):
         PerceptualLoss(tmp_path / "cut.pt")
+
+
+@pytest.mark.parametrize("cut", [0, 100, 200_000])
+def test_damaged_weights_are_named_with_their_file(weights, tmp_path, cut):
+    whole = tmp_path / "whole.pt"
+    torch.save({"features.0.weight": weights["features.28.weight"][:32]}, whole)
+    (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:cut])
+    with pytest.raises(
+        ConfigurationError, match=r"`weights` must be a file that torch.load reads, but .*cut.pt is dam"
+    ):
+        PerceptualLoss(tmp_path / "cut.pt")
+
+
+@pytest.mark.parametrize("stored", [[torch.zeros(1)], torch.zeros(1), 3])
+def test_weights_that_are_no_state_dict_are_refused(tmp_path, stored):
+    torch.save(stored, tmp_path / "other.pt")
+    with pytest.raises(ConfigurationError, match=r"`weights` must hold a state_dict, but .*other.pt holds a"):
+        PerceptualLoss(tmp_path / "other.pt")
+
+
+def test_images_that_do_not_compare_are_refused(weights_file):
+    loss = PerceptualLoss(weights_file, {"conv1_1": 1.0})
+    image = torch.rand(2, 3, 16, 16)
+    with pytest.raises(ConfigurationError, match=r"must have the shape of `target` \(1, 3, 16, 16\), but is \(2, 3"):
+        loss(image, image[:1])  # torch would broadcast
+    with pytest.raises(
+        ConfigurationError, match=r"must be floating point in \[0, 1\], but are torch.float32 and torch.ui"
+    ):
+        loss(image, image.byte())

@@ -60,8 +60,12 @@ def to_stored(image: Tensor, dtype: torch.dtype = torch.uint8) -> Tensor:
         Tensor of ``dtype`` and the same shape, rounded to nearest (not cut off, which loses about 4 dB at high PSNR).
 
     Raises:
-        ConfigurationError: ``dtype`` is another one.
+        ConfigurationError: ``dtype`` is another one, or the image is not floating point.
     """
+    if not image.is_floating_point():
+        raise ConfigurationError(
+            f"`image` must be floating point in [0, 1], but is {image.dtype}. It holds stored values already: leave it."
+        )
     if dtype not in _PEAKS:
         raise ConfigurationError(f"`dtype` must be torch.uint8 or torch.uint16, but is {dtype}. Choose one of them.")
     peak = _PEAKS[dtype]
@@ -83,10 +87,14 @@ def rgb_to_luma(image: Tensor) -> Tensor:
         ``(..., 1, H, W)`` in [16 / 255, 235 / 255], same dtype, not rounded.
 
     Raises:
-        ConfigurationError: The image has another number of channels.
+        ConfigurationError: The image has another number of channels, or is not floating point.
 
     Source: ITU-R BT.601-7, section 2.5.1, with 8-bit levels 16 to 235.
     """
+    if not image.is_floating_point():
+        raise ConfigurationError(
+            f"`image` must be floating point in [0, 1] for luma, but is {image.dtype}. Convert it with to_float."
+        )
     if image.shape[-3] != 3:
         raise ConfigurationError(
             f"`image` must have 3 channels (R, G, B) for luma, but has {image.shape[-3]}. "

@@ -6,16 +6,15 @@ The layers are defined here; torchvision is no dependency, and nothing is downlo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from srforge.distributed.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from srforge.sr.colour import require_float
 
 _WIDTHS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -99,8 +98,14 @@ class PerceptualLoss(nn.Module):
             ``(N,)``: sum over layers of weight times mean absolute difference.
 
         Raises:
-            ConfigurationError: The channels cannot be shown as RGB.
+            ConfigurationError: The channels cannot be shown as RGB, the shapes differ, or an image is not floating point.
         """
+        if prediction.shape != target.shape:
+            raise ConfigurationError(
+                f"`prediction` must have the shape of `target` {tuple(target.shape)}, but is {tuple(prediction.shape)}. "
+                "Compare the scale and out_channels of the model with the data."
+            )
+        require_float(prediction, target)
         if self.mean.device != prediction.device:
             self.to(prediction.device)
         predicted = self._features(prediction)
@@ -136,6 +141,22 @@ class PerceptualLoss(nn.Module):
         return images
 
 
+def _read_weights(path: Path) -> Mapping[object, Any]:
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # A cut download makes torch raise whatever unpickling ran into: UnpicklingError, EOFError, RuntimeError.
+        raise ConfigurationError(
+            f"`weights` must be a file that torch.load reads, but {path} is damaged or something else: "
+            f"{type(error).__name__}. Save the state_dict there anew."
+        ) from error
+    if not isinstance(stored, Mapping):
+        raise ConfigurationError(
+            f"`weights` must hold a state_dict, but {path} holds a {type(stored).__name__}. Save the state_dict of vgg19."
+        )
+    return stored
+
+
 def _with_weights(layers: dict[str, nn.Module], path: Path) -> dict[str, nn.Module]:
     """Load the file into the layers, in place."""
     if not path.is_file():
@@ -143,9 +164,9 @@ def _with_weights(layers: dict[str, nn.Module], path: Path) -> dict[str, nn.Modu
             f"`weights` must be a file of VGG19 weights, but {path} does not exist. Nothing is downloaded: save "
             "torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there with torch.save."
         )
-    stored = torch.load(path, map_location="cpu", weights_only=True)
+    stored = _read_weights(path)
     wanted = nn.Sequential(*layers.values())
-    found = {re.sub(r"^features\.", "", str(key)): value for key, value in dict(stored).items()}
+    found = {re.sub(r"^features\.", "", str(key)): value for key, value in stored.items()}
     state = {key: value for key, value in found.items() if key in wanted.state_dict()}
     misfits = [key for key, value in wanted.state_dict().items() if key not in state or state[key].shape != value.shape]
     if misfits:

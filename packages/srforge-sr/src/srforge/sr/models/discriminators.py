@@ -63,7 +63,7 @@ class UNetDiscriminator(nn.Module):
         Raises:
             ConfigurationError: The batch has another number of channels.
         """
-        require_channels(images, self.in_channels)
+        require_channels(images, self.in_channels, name="images")
         features = functional.leaky_relu(self.head(images), _SLOPE)
         levels = []
         for convolution in self.down:
@@ -119,7 +119,7 @@ class VGGDiscriminator(nn.Module):
         Raises:
             ConfigurationError: The batch has another number of channels, or is too small.
         """
-        require_channels(images, self.in_channels)
+        require_channels(images, self.in_channels, name="images")
         if min(images.shape[-2:]) < 32:
             raise ConfigurationError(
                 f"`images` must be at least 32x32 for VGGDiscriminator, but is {images.shape[-2]}x{images.shape[-1]}. "
@@ -151,6 +151,7 @@ class PatchDiscriminator(nn.Module):
         if norm not in _NORMS:
             raise ConfigurationError(f"`norm` must be one of {', '.join(_NORMS)}, but is {norm!r}. Choose one of them.")
         self.in_channels = in_channels
+        self.smallest_side = 3 * 2**num_layers  # 3 pixels after the halvings: the last two layers take one each
         layers = _convolution(in_channels, num_features, 4, 2, "spectral" if norm == "spectral" else "none")
         channels = num_features
         for layer in range(1, num_layers + 1):
@@ -170,9 +171,14 @@ class PatchDiscriminator(nn.Module):
             Logits ``(N, 1, h, w)``.
 
         Raises:
-            ConfigurationError: The batch has another number of channels.
+            ConfigurationError: The batch has another number of channels, or is too small.
         """
-        require_channels(images, self.in_channels)
+        require_channels(images, self.in_channels, name="images")
+        if min(images.shape[-2:]) < self.smallest_side:
+            raise ConfigurationError(
+                f"`images` must be at least {self.smallest_side}x{self.smallest_side} for PatchDiscriminator of these "
+                f"layers, but is {images.shape[-2]}x{images.shape[-1]}. Use larger patches or a smaller `num_layers`."
+            )
         return cast("Tensor", self.layers(images))
 
 

@@ -60,19 +60,20 @@ def require_skip_channels(global_skip: bool, in_channels: int, out_channels: int
         )
 
 
-def require_channels(lr: Tensor, in_channels: int) -> None:
+def require_channels(images: Tensor, in_channels: int, *, name: str = "lr") -> None:
     """Refuse a batch with another number of channels than the model was built for.
 
     Args:
-        lr: ``(N, C, h, w)``.
+        images: ``(N, C, h, w)``.
         in_channels: Channels that the model takes.
+        name: The argument's name, for the message.
 
     Raises:
         ConfigurationError: The batch is of another shape.
     """
-    if lr.ndim != 4 or lr.shape[1] != in_channels:
+    if images.ndim != 4 or images.shape[1] != in_channels:
         raise ConfigurationError(
-            f"`lr` must be (N, {in_channels}, h, w) for in_channels={in_channels}, but is {tuple(lr.shape)}. "
+            f"`{name}` must be (N, {in_channels}, h, w) for in_channels={in_channels}, but is {tuple(images.shape)}. "
             "Set `channels` of the data and `in_channels` of the model to the same number."
         )
 
