@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from srforge.tracking import TrackingError, WandbTracker
+
 _SPEC = importlib.util.spec_from_file_location("wandb_files", Path(__file__).with_name("wandb_files.py"))
 files = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(files)
@@ -61,3 +65,9 @@ def test_a_server_that_refuses_costs_no_data(tmp_path):
     (run,) = files.offline_runs(tmp_path / "run")
     assert [(row["epoch"], row["loss"]) for row in files.rows(run)] == [(0, 0.5)]
     assert files.exit_codes(run) == [0]
+
+
+def test_a_host_without_wandb_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(TrackingError, match="must be able to import wandb"):
+        WandbTracker("project", tmp_path, mode="offline").log_metrics({"loss": 0.5}, epoch=0)

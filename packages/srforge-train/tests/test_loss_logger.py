@@ -5,7 +5,15 @@ from toys import Lines, loader_of, make_trainer
 
 from srforge.distributed import ConfigurationError, MetricSum, set_active_strategy
 from srforge.distributed.testing import FakeStrategy
-from srforge.training import ImageLogger, LossLogger, MetricsLogger, RunContext, Term
+from srforge.training import (
+    CheckpointStore,
+    ImageLogger,
+    LossLogger,
+    MetricsLogger,
+    RunContext,
+    Term,
+    TrainerOptions,
+)
 from srforge.training.loss_logger import flatten, format_duration
 
 
@@ -96,6 +104,23 @@ def test_reduced_metrics_reach_the_tracker_by_epoch():
     assert memory.metrics[0]["learning_rate/0"] == 0.05
     assert memory.summary == {"stop_reason": "epochs"}
     assert memory.images == [(f"lines-{i}", (2, 1), epoch) for epoch in (0, 2) for i in (0, 1)]
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(1, [1, 3, 5, 7]), (2, [1, 3, 5, 7]), (3, [1, 5])])
+def test_pictures_come_in_step_with_a_validation_that_is_rarer(tmp_path, every, epochs):
+    memory = Memory()
+
+    def trained(num_epochs):
+        set_active_strategy(None)
+        options = TrainerOptions(validate_every=2)
+        trainer = make_trainer(options=options, checkpoints=CheckpointStore(tmp_path))
+        trainer.validation_runner.hooks.attach(ImageLogger(memory, lambda batch, prediction: None, "x", every=every))
+        trainer.resume()
+        trainer.train(num_epochs, loader_of(Lines(8)), loader_of(Lines(6), training=False))
+
+    trained(4)
+    trained(8)
+    assert [epoch for _, _, epoch in memory.images] == epochs
 
 
 def test_a_run_that_fails_its_rehearsal_logs_nothing():

@@ -188,7 +188,12 @@ class WandbTracker:
         return self._run
 
     def _start(self) -> Any:
-        import wandb
+        try:
+            import wandb
+        except ImportError as error:
+            raise TrackingError(
+                f"WandbTracker must be able to import wandb, but: {error}. Install it, or choose another tracker."
+            ) from error
 
         self._store_id()
         base_url = str(wandb.setup().settings.base_url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from srforge.distributed import main_process_only
@@ -21,7 +21,7 @@ class ImageLogger(Hook):
         draw: Called with the batch and the prediction; returns a picture, uint8, shape ``(H, W, 3)``.
         name: Name of the pictures; numbered if there are several.
         num_images: Batches that are drawn.
-        every: Draw after every so many epochs, counted from the first.
+        every: Draw in the first validated epoch, and then in the next one that comes so many epochs later or after that.
     """
 
     def __init__(
@@ -38,11 +38,23 @@ class ImageLogger(Hook):
         self._name = name
         self._num_images = num_images
         self._every = every
+        self._last: int | None = None  # the epoch that was drawn last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch that was drawn last."""
+        return {"last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self._last = state.get("last")
 
     @hooks_into("on_post_step")
     @main_process_only
     def log_image(self, context: StepContext) -> None:
         """Draw one batch."""
-        if context.index < self._num_images and context.epoch % self._every == 0:
+        # By distance: validation has an interval of its own, and would never meet the multiples of another one.
+        is_due = self._last in (None, context.epoch) or context.epoch >= (self._last or 0) + self._every
+        if is_due and context.index < self._num_images:
+            self._last = context.epoch
             name = self._name if self._num_images == 1 else f"{self._name}-{context.index}"
             self._tracker.log_image(name, self._draw(context.batch, context.prediction), epoch=context.epoch)
