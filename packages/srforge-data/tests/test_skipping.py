@@ -56,6 +56,14 @@ def test_unreadable_samples_become_the_next_readable_ones(numbers):
     assert dataset.take_skipped() == []
 
 
+def test_only_the_sample_that_was_asked_for_counts_as_replaced(numbers):
+    dataset = SkipUnreadable(numbers(10, {2, 3, 9}), on_error="skip")
+    assert int(dataset[2]) == 4  # past 3, which nobody asked for
+    assert dataset.take_skipped() == [2]
+    assert int(dataset[-1]) == 0
+    assert dataset.take_skipped() == [9]
+
+
 def test_errors_pass_through_by_default(numbers):
     dataset = SkipUnreadable(numbers(4, {2}))
     with pytest.raises(ImageReadError, match=r"/data/2.png must hold an image, but is empty"):
