@@ -1,7 +1,7 @@
 import pytest
 
 from srforge.distributed import ConfigurationError
-from srforge.training import RunnerOptions, Term
+from srforge.training import RunnerOptions, Term, TrainerOptions
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,12 @@ def test_one_name_is_one_entry_and_not_its_letters():
     assert RunnerOptions(inputs="image").inputs == ("image",)
     assert Term(function=len, keys="prediction").keys == ("prediction",)
     assert Term(function=len, keys=["prediction", "hr"]).keys == ("prediction", "hr")
+
+
+@pytest.mark.parametrize("value", [2.5, True, "7"])
+def test_counts_are_whole_numbers(value):
+    for name in ("validate_every", "max_steps", "patience"):
+        with pytest.raises(ConfigurationError, match=f"`{name}` must be a whole number above 0, but is {value!r}"):
+            TrainerOptions(monitor="training/loss", **{name: value})
+    with pytest.raises(ConfigurationError, match="`accumulate` must be a whole number"):
+        RunnerOptions(accumulate=value)

@@ -37,6 +37,17 @@ def require_positive(name: str, value: float | None) -> None:
         raise ConfigurationError(f"`{name}` must be above 0 or null, but is {value!r}.")
 
 
+def require_count(name: str, value: Any) -> None:
+    """Refuse what is set and no whole number above zero.
+
+    Raises:
+        ConfigurationError: ``value`` is something else.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigurationError(f"`{name}` must be a whole number above 0, but is {value!r}.")
+    require_positive(name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunnerOptions:
     """How a runner computes: precision, speed, and what it does with gradients.
@@ -72,7 +83,7 @@ class RunnerOptions:
         require_choice("non_finite", self.non_finite, NON_FINITE_POLICIES)
         for norm in self.max_norm.values() if isinstance(self.max_norm, Mapping) else (self.max_norm,):
             require_positive("max_norm", norm)
-        require_positive("accumulate", self.accumulate)
+        require_count("accumulate", self.accumulate)
         inputs: Any = self.inputs  # from YAML it may be a list, or one name
         object.__setattr__(self, "inputs", (inputs,) if isinstance(inputs, str) else tuple(inputs))
 
@@ -112,11 +123,9 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MONITOR_MODES)
-        numbers: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("patience", "validate_every", "max_steps", "max_minutes", "main_work_timeout_minutes")
-        }
-        for name, value in numbers.items():
-            require_positive(name, value)
+        for name in ("patience", "validate_every", "max_steps"):
+            require_count(name, getattr(self, name))
+        for name in ("max_minutes", "main_work_timeout_minutes"):
+            require_positive(name, getattr(self, name))
         if self.patience is not None and self.monitor is None:
             raise ConfigurationError("`monitor` must be set when `patience` is, but is None. Name the metric to watch.")

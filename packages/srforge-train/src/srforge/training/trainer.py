@@ -18,7 +18,7 @@ from srforge.training.checkpoint_store import CheckpointStore
 from srforge.training.contexts import RunContext
 from srforge.training.hooks import TRAINER_POINTS, Hook, HookPoints
 from srforge.training.loss_logger import flatten
-from srforge.training.options import TrainerOptions, require_positive
+from srforge.training.options import TrainerOptions, require_count
 from srforge.training.protocols import Runner, Tracker
 from srforge.training.rehearsal import rehearse_training, rehearse_validation
 from srforge.training.resuming import explain_changes, explain_settings, launch_facts, read_checkpoint, settle_branch
@@ -190,7 +190,7 @@ class Trainer:
             rehearse_validation(self.validation_runner, val_loader)
 
     def _refuse_what_cannot_work(self, epochs: int, val_loader: Any) -> None:
-        require_positive("epochs", epochs)
+        require_count("epochs", epochs)
         validator = None if val_loader is None else self.validation_runner
         refuse_unmeasured(self.options.monitor, self.training_runner, validator, val_loader)
         strategy = get_active_strategy()
