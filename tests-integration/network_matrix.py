@@ -254,8 +254,8 @@ HEADER = f"""# What each cut in the network looks like
 Written by `tests-integration/network_matrix.py` from runs on two hosts with one rank each, which are network namespaces of one
 Linux machine: `apps/train.py` under one `torchrun` agent per host over gloo, and [`check`](check.md). A pulled cable tells
 nobody: then the first thing to be seen is that a time is up, `system.distributed.timeout_minutes` and
-`training.main_work_timeout_minutes`, both {TIMEOUT_SECONDS} s here (30 and 120 minutes by default). "All ended" is counted from what
-happens to the end of the last process of the host, on a machine with two cores and other work.
+`training.main_work_timeout_minutes`, both {TIMEOUT_SECONDS} s here (30 and 120 minutes by default). "All ended" is counted
+from what happens to the end of the last process of the host, on a machine with two cores and other work.
 
 Host 0 keeps where every rank was last seen, so its report names the rank that is gone; host 1 can only say that host
 0 no longer answers.
