@@ -1,10 +1,11 @@
 import socket
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from srforge.distributed import LaunchEnvironmentError, Topology
+from srforge.distributed import LaunchEnvironmentError, Topology, rendezvous
 from srforge.distributed.rendezvous import open_process_group, start_failure
 
 TOPOLOGY = Topology(1, 0, 2, 1, "node-0", 29500)
@@ -48,3 +49,15 @@ def test_torch_without_its_distributed_package_is_said_to_be_so(monkeypatch):
     monkeypatch.setattr(dist, "is_available", lambda: False)
     with pytest.raises(LaunchEnvironmentError, match="torch must be built with its distributed package"):
         open_process_group(TOPOLOGY, "gloo", torch.device("cpu"), 1)
+
+
+def test_store_that_stops_answering_while_the_ranks_meet_ends_in_time(monkeypatch):
+    """As behind a cable that is cut in that moment: no call of the store returns."""
+    over = threading.Event()
+    monkeypatch.setattr(rendezvous, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "_open_store", lambda *_: over.wait(60))
+    with pytest.raises(
+        LaunchEnvironmentError, match="does not: the store stopped answering: its host ended or is cut off"
+    ):
+        open_process_group(TOPOLOGY, "gloo", torch.device("cpu"), 0.1 / 60)
+    over.set()

@@ -1,9 +1,9 @@
 """Opening the process group, and what to do when it does not open."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,13 @@ from srforge.distributed.environment_variables import (
 )
 from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.networking import own_name_on_loopback, refuse_unusable_network
+from srforge.distributed.termination import run_bounded
 from srforge.distributed.topology import Topology
 
 _PATIENCE_SECONDS = 3.0
+_GRACE_SECONDS = 10.0
+
+_T = TypeVar("_T")
 
 
 def open_process_group(
@@ -67,16 +71,45 @@ def open_process_group(
 
             arguments["store"] = HashStore()
         else:
-            store = _open_store(topology, backend, arguments["timeout"])
-            told = {"backend": backend, "device": device.type, **(facts or {})}
-            record = own_record(topology, told)
+            record = own_record(topology, {"backend": backend, "device": device.type, **(facts or {})})
             if backend == "gloo":
                 record[LOOPBACK] = own_name_on_loopback()
-            meet(store, topology, record, 60 * timeout_minutes)
+            store = _answered(
+                lambda: _meet_at_store(topology, backend, record, arguments["timeout"]), arguments["timeout"]
+            )
             arguments["store"] = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # the name that torch itself gives it
         dist.init_process_group(**arguments)
     except (RuntimeError, ValueError) as error:
         raise LaunchEnvironmentError(start_failure(str(error), topology, backend)) from error
+
+
+def _meet_at_store(topology: Topology, backend: str, record: Mapping[str, str], timeout: timedelta) -> Any:
+    store = _open_store(topology, backend, timeout)
+    meet(store, topology, record, timeout.total_seconds())
+    return store
+
+
+def _answered(ask: Callable[[], _T], timeout: timedelta) -> _T:
+    """Return what ``ask`` does, from a thread: behind a cable that is cut meanwhile a store never answers.
+
+    Raises:
+        RuntimeError: It took longer than connecting and meeting may.
+    """
+    outcomes: list[tuple[_T | None, Exception | None]] = []
+
+    def run() -> None:
+        try:
+            outcomes.append((ask(), None))
+        except Exception as error:  # noqa: BLE001 - raised again below, in the thread that asked
+            outcomes.append((None, error))
+
+    run_bounded([run], 2 * timeout.total_seconds() + _GRACE_SECONDS)
+    if not outcomes:
+        raise RuntimeError("the store stopped answering: its host ended or is cut off")
+    value, error = outcomes[0]
+    if error is not None:
+        raise error
+    return cast("_T", value)
 
 
 def _open_store(topology: Topology, backend: str, timeout: timedelta) -> Any:
