@@ -31,7 +31,7 @@ def reach(phase):
     how, wanted, rank = os.environ["TEST_FAULT"].split(":")
     if phase != wanted or os.environ["RANK"] != rank:
         return
-    Path(os.environ["TEST_NOTES"], "fault").write_text(str(time.time()))
+    note_time(Path(os.environ["TEST_NOTES"], "fault"))
     if how == "raise":
         raise ValueError("a planted fault")
     if how == "SIGKILL":
@@ -44,6 +44,16 @@ def reach(phase):
         time.sleep(120)
     while how == "endless loop":
         pass
+
+
+def note_time(note):
+    """Note when the fault came first; whole or not at all, as the process may be killed meanwhile."""
+    unfinished = note.with_name(f"{note.name}-{os.getpid()}")
+    unfinished.write_text(str(time.time()))
+    if note.exists():
+        unfinished.unlink()
+    else:
+        unfinished.rename(note)
 
 
 class Images(torch.utils.data.Dataset):

@@ -76,7 +76,7 @@ def _expected(outcome):
     if outcome.how == "sys.exit(0)":
         return ["DataLoader worker" if worker else "exited with 0 before the end of main", rank]
     if outcome.phase == "before init":
-        return [f"ranks [{outcome.rank}] did not arrive"]
+        return [f"rank {outcome.rank} of {outcome.world_size} did not (seen by rank 0)"]
     if outcome.phase in OF_RANK_0:
         return ["rank 0 must"]
     silent = outcome.how == "SIGSTOP" and not worker
@@ -141,9 +141,10 @@ def main():
 
     with ThreadPoolExecutor(asked.jobs) as pool:
         outcomes = list(pool.map(run, cells))
+    if any(findings(outcome) for outcome in outcomes):
+        sys.exit("no table is written: see what was found above")
     if asked.write:
         asked.write.write_text(HEADER + as_markdown(outcomes))
-    sys.exit(any(findings(outcome) for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ class Outcome:
     """What one cell showed.
 
     Attributes:
+        how: Of the fault.
+        phase: In which it came.
+        world_size: Number of ranks.
+        rank: The one that failed.
         code: Of the launcher; None: it had to be killed.
         seconds: From the fault to the end of the last process.
         root: What torchrun calls the root cause: the end of its report.
@@ -44,7 +48,6 @@ class Outcome:
         root_rank: The rank in it.
         left: Processes, shared memory and unfinished files that were left.
         output: All that was printed.
-        folder: The run's folder.
     """
 
     how: str

@@ -29,6 +29,7 @@ class ForkServer:
             text=True,
             start_new_session=True,
         )
+        self.is_usable = True
         atexit.register(self.close)
 
     def start(self, environment: dict[str, str], log: Path) -> "ForkedRank":
@@ -38,13 +39,19 @@ class ForkServer:
     def ask(self, request: dict[str, object]) -> int:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        self._program.stdin.write(json.dumps(request) + "\n")
-        self._program.stdin.flush()
-        return int(self._program.stdout.readline())
+        try:
+            self._program.stdin.write(json.dumps(request) + "\n")
+            self._program.stdin.flush()
+            return int(self._program.stdout.readline())
+        except BaseException:  # a test's time is up: the answer to come would be taken for that to the next question
+            self.close()
+            self.is_usable = False
+            raise
 
     def close(self) -> None:
-        self._program.kill()
-        self._program.communicate()
+        if self._program.poll() is None:
+            self._program.kill()
+            self._program.communicate()
 
 
 class ForkedRank:

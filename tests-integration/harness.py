@@ -6,7 +6,6 @@ arguments and results travel by pickle.
 """
 
 import contextlib
-import functools
 import os
 import pickle
 import signal
@@ -24,6 +23,7 @@ from fork_server import ForkedRank, ForkServer
 _ENTRY = "import harness; harness.serve_rank()"
 _HERE = Path(__file__).resolve().parent
 _TAIL = 4000
+_fork_servers: dict[int, ForkServer] = {}
 
 
 class RankError(AssertionError):
@@ -101,15 +101,13 @@ def run_ranks(
 
 def _start(rank: int, environment: dict[str, str], log: Path, *, fresh: bool) -> "ForkedRank | subprocess.Popen[bytes]":
     if not fresh:
-        return _fork_server(rank % 2).start(environment, log)
+        number = rank % 2
+        if number not in _fork_servers or not _fork_servers[number].is_usable:
+            _fork_servers[number] = ForkServer(hash_seed=number)
+        return _fork_servers[number].start(environment, log)
     with log.open("wb") as file:
         command = [sys.executable, "-c", _ENTRY]
         return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
-
-
-@functools.cache
-def _fork_server(hash_seed: int) -> ForkServer:
-    return ForkServer(hash_seed)
 
 
 def _spelled(function: str | Callable[..., Any]) -> str:
@@ -119,14 +117,15 @@ def _spelled(function: str | Callable[..., Any]) -> str:
 def _wait(processes: "Sequence[ForkedRank | subprocess.Popen[bytes]]", timeout: float) -> list[int | None]:
     """Wait for all; once one has failed the others get ten seconds, for they may wait for it."""
     deadline = time.monotonic() + timeout
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if any(process.poll() for process in processes):
-            deadline = min(deadline, time.monotonic() + 10)
-        time.sleep(0.02)
-    codes = [process.poll() for process in processes]
-    for process in processes:
-        kill_session(process)
-    return codes
+    try:
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            if any(process.poll() for process in processes):
+                deadline = min(deadline, time.monotonic() + 10)
+            time.sleep(0.02)
+        return [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            kill_session(process)
 
 
 def kill_session(process: "ForkedRank | subprocess.Popen[Any]") -> None:

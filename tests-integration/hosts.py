@@ -98,6 +98,8 @@ class Hosts:
 
     def remove(self) -> None:
         """End what runs on the hosts, and remove them; also what was only half made."""
+        for process in self._started:  # one that has not come to its namespace yet would be missed below
+            process.kill()
         deadline = time.monotonic() + _LIMIT_SECONDS
         present = {line.split()[0] for line in _ip("netns", "list").splitlines()}
         for host, space in enumerate(self.spaces):

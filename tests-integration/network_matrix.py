@@ -243,7 +243,7 @@ def as_markdown(outcomes):
         for host in range(2):
             text = re.sub(r"\[/\S+/gloo/\S+\]", "gloo:", outcome.end(host)).replace("|", "\\|").replace("`", "'")
             text = re.sub(r"(?<=PID )\d+|(?<=pid )\d+|(?<=node0:)\d+|(?<=\]:)\d+|/\S+(?=/weights)", "...", text)
-            shown = f"`{text[:600]}`" if text else "no message"
+            shown = f"`{text[:900]}`" if text else "no message"
             seconds = f"{outcome.seconds[host]:.0f} s" if outcome.case.fault else "-"
             lines.append(f"| {name} | {host} | {outcome.codes[host]} | {seconds} | {shown} |")
     return "\n".join(lines) + "\n"

@@ -67,6 +67,12 @@ def run_cell(target, phase, folder):
     while not (notes / "fault").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.0)
+    if process.poll() is not None or not (notes / "fault").exists():
+        ending.left, ending.output = (
+            clear(process, cell, set(), folder),
+            Path(folder, "log").read_text(errors="replace"),
+        )
+        return ending
     ranks = {rank: int((notes / f"pid-{rank}").read_text()) for rank in range(WORLD_SIZE)}
     targets = {
         "busy rank": [ranks[busy]],
@@ -90,10 +96,12 @@ def run_cell(target, phase, folder):
 
 def findings(ending, seconds_allowed=SECONDS_ALLOWED):
     """What is wrong with an ending, one sentence each."""
+    if ending.seconds < 0:
+        return ["the launch must be alive in the phase when the signal is sent, but had ended or never came there"]
     found = [f"left behind: {each}" for each in ending.left if not (ending.phase == "saving" and each.startswith("."))]
     if not ending.code:
         found.append(f"the launcher must end non-zero, but its code is {ending.code}")
-    if not 0 <= ending.seconds <= seconds_allowed:
+    if ending.seconds > seconds_allowed:
         found.append(f"all must end within {seconds_allowed} s, but took {ending.seconds:.1f}")
     if ending.ranks_143 != list(range(WORLD_SIZE)):
         found.append(f"every rank must leave with 143, but only {ending.ranks_143} did")
@@ -132,9 +140,10 @@ def main():
         with tempfile.TemporaryDirectory(prefix="termination-") as folder:
             endings.append(run_cell(*cell, folder))
         print(f"{cell}: {endings[-1].seconds:.1f} s", *findings(endings[-1]), sep="\n  ", flush=True)
+    if any(findings(ending) for ending in endings):
+        sys.exit("no table is written: see what was found above")
     if asked.write:
         asked.write.write_text(as_markdown(endings))
-    sys.exit(any(findings(ending) for ending in endings))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_data_parallel_under_a_launcher_is_refused():
 
 
 def test_one_process_needs_no_group():
-    """B65: hosts on which gloo finds no device train alone all the same."""
+    """hosts on which gloo finds no device train alone all the same."""
     model = nn.Linear(2, 2)
     prepared, device = setup_device(model, "cpu")
     assert prepared is model

@@ -3,7 +3,12 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from srforge.distributed import LaunchEnvironmentError, Topology, attempts
 from srforge.distributed.attempts import name_attempt
+
+
+def topology(rank, world_size):
+    return Topology(rank, rank, world_size, world_size, "node-0", 29500)
 
 
 def names_of(store, world_size):
@@ -11,7 +16,7 @@ def names_of(store, world_size):
     names = {}
 
     def run(rank):
-        names[rank] = name_attempt(store, rank, world_size, 10.0)
+        names[rank] = name_attempt(store, topology(rank, world_size), 10.0)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in reversed(range(world_size))]
     for thread in threads:
@@ -33,12 +38,26 @@ def test_all_ranks_have_one_name_and_every_attempt_on_one_store_another():
 def test_what_dead_ranks_left_is_not_taken_for_an_arrival():
     store = dist.HashStore()
     names_of(store, 3)  # rank 2 of the next attempt never comes, but its old greeting stands
-    other = threading.Thread(target=name_attempt, args=(store, 1, 3, 5.0))
+    other = threading.Thread(target=name_attempt, args=(store, topology(1, 3), 5.0))
     other.start()
-    with pytest.raises(RuntimeError, match=r"ranks \[2\] did not arrive"):
-        name_attempt(store, 0, 3, 0.5)
+    with pytest.raises(
+        LaunchEnvironmentError, match=r"at node-0:29500 within `timeout_minutes`, but rank 2 of 3 did not"
+    ):
+        name_attempt(store, topology(0, 3), 0.5)
     other.join()
 
 
+def test_rank_0_says_once_whom_it_waits_for(monkeypatch, caplog):
+    monkeypatch.setattr(attempts, "FIRST_MESSAGE_SECONDS", 0.1)
+    with pytest.raises(LaunchEnvironmentError, match="ranks 1, 2 of 3"):
+        name_attempt(dist.HashStore(), topology(0, 3), 0.5)
+    assert [record.message for record in caplog.records] == ["waiting for ranks 1, 2 of 3, up to 0 s more"]
+
+
+def test_rank_0_that_never_comes_is_named():
+    with pytest.raises(LaunchEnvironmentError, match="but rank 0 of 2 did not"):
+        name_attempt(dist.HashStore(), topology(1, 2), 0.2)
+
+
 def test_one_rank_names_its_attempt_alone():
-    assert name_attempt(dist.HashStore(), 0, 1, 1.0)
+    assert name_attempt(dist.HashStore(), topology(0, 1), 1.0)

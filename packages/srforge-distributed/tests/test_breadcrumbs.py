@@ -20,7 +20,7 @@ from srforge.distributed.breadcrumbs import (
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(breadcrumbs, "_PERIOD_SECONDS", 0.1)
+    monkeypatch.setattr(breadcrumbs, "_PERIOD_SECONDS", 0.3)
     monkeypatch.setattr(breadcrumbs, "_here", ("start", None, None))
     yield
     stop_reporting()
@@ -49,14 +49,14 @@ def test_rank_that_ended_is_told_apart_from_one_that_fell_silent_and_the_first_c
     store = HashStore()
     start_reporting(store, 2, 3)
     note_end("received SIGTERM")
-    assert first_to_end().rank == 2
+    assert first_to_end() is None  # it may be a victim
     start_reporting(store, 1, 3)
     note_place("training", 0, 4)
     note_end("ValueError: boom")
     start_reporting(store, 0, 3)
     note_place("validation", 1, 2)
     first = first_to_end()
-    assert (first.rank, first.order, first.reason) == (2, 0, "received SIGTERM")
+    assert (first.rank, first.order, first.reason) == (1, 1, "ValueError: boom")
     assert describe_fleet(look_at_fleet()) == (
         "Last seen: rank 0 in validation, epoch 1, step 2; rank 1 ended in start: ValueError: boom; "
         "rank 2 ended in start: received SIGTERM."
@@ -65,7 +65,9 @@ def test_rank_that_ended_is_told_apart_from_one_that_fell_silent_and_the_first_c
 
 def test_word_of_the_end_takes_bounded_time_where_the_store_does_not_answer(monkeypatch):
     monkeypatch.setattr(breadcrumbs, "_FAREWELL_SECONDS", 0.2)
-    start_reporting(HashStore(), 0, 1)
+    store = HashStore()
+    store.set("srforge/seen/cause", "0")
+    start_reporting(store, 0, 1)
     over = threading.Event()
 
     def hang(_):
@@ -99,7 +101,7 @@ def test_store_that_does_not_answer_takes_bounded_time(monkeypatch):
         over.wait(60)
         raise RuntimeError("the store is gone")
 
-    monkeypatch.setattr(breadcrumbs._publisher, "read", read)
+    monkeypatch.setattr(breadcrumbs._publisher, "read_all", read)
     started = time.monotonic()
     assert look_at_fleet() == []
     assert "The host of rank 0, where the ranks report, no longer answers" in describe_fleet([])

@@ -43,7 +43,7 @@ def test_wrong_result_is_a_problem_and_the_verdict():
     ("changed", "warning"),
     [
         ({"clock_skew_seconds": [0.0, -3.5, 0.9]}, "the clock of rank 1 (n1) is -3.5 s from rank 0's: use NTP"),
-        ({"matmul_milliseconds": [1.0, 1.0, 7.0]}, "rank 2 (n2) takes 7.0 times as long as the median rank"),
+        ({"matmul_milliseconds": [1.0, 1.0, 7.0]}, "rank 2 (n2) takes 7.0 times as long as the others"),
         ({"rows": (row(0), row(1, device_uuid="u0"))}, "ranks 0, 1 share one GPU"),
         ({"rows": (row(0), row(1, device="cpu", device_uuid=""))}, "rank 1 (n1) trains on the CPU, but sees 1 GPU"),
     ],
@@ -56,7 +56,9 @@ def test_what_trains_badly_is_warned_of(changed, warning):
     assert as_text(found).splitlines()[-1].endswith("; 1 warning.")
 
 
-def test_slowest_rank_is_measured_against_the_median():
+def test_slowest_rank_is_measured_against_the_others():
+    assert slowest_rank(report(matmul_milliseconds=[1.0, 10.0])) == (1, 10.0)
+    assert slowest_rank(report(matmul_milliseconds=[1.0])) == (0, 1.0)
     assert slowest_rank(report(matmul_milliseconds=[2.0, 6.0, 2.0])) == (1, 3.0)
 
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+import sysconfig
+import types
 
 import srforge
 from srforge.distributed.code_digests import package_digests, script_digests, versions
@@ -29,6 +31,27 @@ def test_script_and_the_modules_of_its_folder_are_told_apart(tmp_path, monkeypat
     assert set(seen[0]) == {"training script", "code of model.py", "code of parts/head.py"}
     assert seen[0] == seen[2]
     assert all(seen[0][name] != seen[1][name] for name in seen[0])
+
+
+def test_an_environment_inside_the_folder_is_none_of_the_script_s_code(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "env" / "lib" / "python3"))
+    for number, folder in enumerate(("env/lib/python3", "env/site-packages", "lib/dist-packages")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "part.py").write_text("")
+        load(f"part_{number}_of_this_test", tmp_path / folder / "part.py", monkeypatch)
+    assert set(script_digests()) == {"training script"}
+
+
+def test_modules_without_a_real_file_are_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.chdir(tmp_path)
+    relative = types.ModuleType("relative_of_this_test")
+    relative.__file__ = "_ops.py"
+    monkeypatch.setitem(sys.modules, "relative_of_this_test", relative)
+    monkeypatch.setitem(sys.modules, "odd_of_this_test", object())
+    assert set(script_digests()) == {"training script"}
 
 
 def test_without_a_script_there_is_nothing_to_compare(monkeypatch):

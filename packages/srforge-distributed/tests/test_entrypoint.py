@@ -1,6 +1,7 @@
 """Decisions of the entry point; that the processes really end is proven in tests-integration."""
 
 import inspect
+import io
 import json
 import re
 import signal
@@ -135,7 +136,8 @@ def test_lost_peer_is_told_apart_from_the_cause(capfd):
 @pytest.fixture
 def fleet_of_3(monkeypatch):
     """Three ranks that report to one store, of which this process is the last; quick."""
-    monkeypatch.setattr(breadcrumbs, "_PERIOD_SECONDS", 0.1)
+    monkeypatch.setattr(breadcrumbs, "_PERIOD_SECONDS", 0.3)
+    monkeypatch.setattr(breadcrumbs, "_here", ("start", None, None))
     store = HashStore()
     for rank in range(3):
         breadcrumbs.start_reporting(store, rank, 3)
@@ -147,12 +149,59 @@ def fleet_of_3(monkeypatch):
 def test_rank_that_left_word_of_its_end_is_named_with_its_reason(capfd, fleet_of_3, record):
     fleet_of_3.set("srforge/seen/ends", "1")
     fleet_of_3.set("srforge/seen/1/end", json.dumps([0, "ValueError: boom"]))
+    fleet_of_3.set("srforge/seen/cause", "1")
     with pytest.raises(Left):
         raising(RuntimeError(LOST_PEER))()
     said = capfd.readouterr().err
     assert "[rank 2] Rank 1 ended first: ValueError: boom. Its own log tells more.\n" in said
-    assert "died without a word" not in said
+    assert "Rank 0 died without a word" in said  # it does not report either
     assert "Rank 1 ended first" in record.read_text()
+
+
+@pytest.mark.usefixtures("rank_2_of_3", "left")
+def test_rank_that_was_told_to_end_is_not_taken_for_the_cause(capfd, fleet_of_3):
+    """Rank 0 was killed without a word, and its launcher then told rank 1, its neighbour, to end."""
+    breadcrumbs.start_reporting(fleet_of_3, 1, 3)
+    breadcrumbs.note_end("received SIGTERM")
+    breadcrumbs.start_reporting(fleet_of_3, 2, 3)
+    with pytest.raises(Left):
+        raising(RuntimeError(LOST_PEER))()
+    said = capfd.readouterr().err
+    assert "[rank 2] Another rank ended first" in said
+    assert "rank 1 ended in start: received SIGTERM" in said
+    assert said.splitlines()[-1].startswith("[rank 2] Rank 0 died without a word")
+
+
+@pytest.mark.usefixtures("rank_2_of_3", "fleet_of_3")
+def test_rank_that_returns_leaves_word_for_those_that_still_need_it():
+    rank_entrypoint(lambda: None)()
+    first = breadcrumbs.first_to_end()
+    assert (first.rank, first.reason) == (2, "returned from main")
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.usefixtures("rank_2_of_3")
+def test_error_that_cannot_be_told_ends_the_rank_all_the_same(left):
+    with pytest.raises(Left):
+        raising(UnspeakableError())()
+    assert left == [(1, entrypoint.DRAIN_SECONDS, "")]
+
+
+@pytest.mark.usefixtures("rank_2_of_3")
+def test_closed_output_does_not_keep_a_rank_from_leaving(left, monkeypatch):
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    with pytest.raises(Left):
+        raising(ValueError("boom"))()
+    assert left == [(1, entrypoint.DRAIN_SECONDS, "[rank 2] ValueError: boom")]
 
 
 @pytest.mark.usefixtures("rank_2_of_3", "left", "fleet_of_3")

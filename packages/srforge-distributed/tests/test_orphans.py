@@ -19,15 +19,16 @@ def rank_of_a_launcher_that_dies(body, writer):
     """Fork a launcher that forks a rank and dies; the rank runs the body."""
     launcher = os.fork()
     if launcher == 0:
+        is_watched, watching = os.pipe()
         rank = os.fork()
         if rank == 0:
             gc.disable()  # objects of threads that the fork left behind
             try:
                 os.dup2(writer, 2)
-                body()
+                body(lambda: os.write(watching, b"."))
             finally:
                 os._exit(99)
-        time.sleep(0.3)
+        os.read(is_watched, 1)
         os._exit(0)
     os.waitpid(launcher, 0)
 
@@ -40,10 +41,11 @@ def test_rank_leaves_within_two_seconds_of_its_torchrun(monkeypatch, launched):
         monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     reader, writer = os.pipe()
 
-    def body():
+    def body(tell_the_launcher):
         termination._finishers.clear()
         sys.stderr = os.fdopen(2, "w", closefd=False)
         with leave_with_launcher("[rank 1] ", lambda reason: os.write(2, f"told the others: {reason}\n".encode())):
+            tell_the_launcher()
             time.sleep(4)
         os.write(2, b"came to its end")
 

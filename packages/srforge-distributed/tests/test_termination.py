@@ -160,6 +160,41 @@ def test_interrupt_stays_python_s_when_alone():
     assert end_of(child, signals=[signal.SIGINT])[0] == 5
 
 
+def test_finisher_that_is_at_work_when_the_signal_comes_gets_its_time():
+    def finish(_code):
+        ready_to_be_killed()
+        time.sleep(1)
+        say("finished\n")
+
+    def child(ready):
+        nonlocal ready_to_be_killed
+        ready_to_be_killed = ready
+        on_exit(finish)
+        with leave_on_signals("", interrupt_too=True, announce=lambda _: None):
+            run_finishers(0)
+            time.sleep(30)
+
+    ready_to_be_killed = None
+    code, text, _ = end_of(child, signals=[signal.SIGTERM])
+    assert code == 143
+    assert text.splitlines() == ["received SIGTERM: leaving with 143", "finished"]
+
+
+def test_process_that_cannot_start_threads_any_more_leaves_all_the_same():
+    def child(ready):
+        with leave_on_signals("", interrupt_too=True, announce=lambda _: None):
+            time.sleep(0.1)  # for the watcher to be up
+
+            def refuse(*_):
+                raise RuntimeError("can't start new thread")
+
+            threading.Thread.start = refuse
+            ready()
+            time.sleep(30)
+
+    assert end_of(child, signals=[signal.SIGTERM])[0] == 143
+
+
 def test_hangup_that_nohup_has_ignored_stays_ignored():
     def child(ready):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

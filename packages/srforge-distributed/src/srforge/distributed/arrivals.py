@@ -23,7 +23,7 @@ from srforge.distributed.environment_variables import GLOO_SOCKET_IFNAME
 from srforge.distributed.errors import LaunchEnvironmentError
 from srforge.distributed.topology import Topology
 
-_FIRST_MESSAGE_SECONDS = 10.0
+FIRST_MESSAGE_SECONDS = 10.0
 _GRACE_SECONDS = 3.0
 #: Addresses of a host whose own name leads back to itself, while gloo would tell the others what the name leads to.
 LOOPBACK = "loopback"
@@ -67,7 +67,8 @@ def meet(store: Any, topology: Topology, record: Mapping[str, str], timeout_seco
     if store.add(f"claims/{topology.rank}", 1) > 1:
         raise LaunchEnvironmentError(
             f"RANK must be another one in each process, but {topology.rank} was taken when this process "
-            f"({_named(topology.rank, record)}) came. Export RANK per process, or launch with torchrun."
+            f"({_named(topology.rank, record)}) came. Export RANK per process, or launch with torchrun; if another job uses "
+            f"{topology.master_addr}:{topology.master_port}, choose another MASTER_PORT."
         )
     store.set(f"record/{topology.rank}", json.dumps(dict(record)))
     # Rank 0 first: with another WORLD_SIZE, waiting for all would be in vain.
@@ -90,7 +91,7 @@ def meet(store: Any, topology: Topology, record: Mapping[str, str], timeout_seco
 
 def _wait_for(store: Any, ranks: Sequence[int], deadline: float, topology: Topology) -> None:
     keys = [f"record/{rank}" for rank in ranks]
-    patience = _FIRST_MESSAGE_SECONDS
+    patience = FIRST_MESSAGE_SECONDS
     while True:
         left = deadline - time.monotonic()
         if _are_there(store, keys, max(0.001, min(left, patience))):
@@ -99,9 +100,9 @@ def _wait_for(store: Any, ranks: Sequence[int], deadline: float, topology: Topol
         if missing and time.monotonic() >= deadline:
             if topology.rank == 0:
                 time.sleep(_GRACE_SECONDS)  # it may host the store, which the others are asking too
-            raise LaunchEnvironmentError(_missing(missing, topology))
+            raise LaunchEnvironmentError(describe_missing(missing, topology))
         if missing and topology.rank == 0:
-            say_once(f"waiting for {_ranks(missing)} of {topology.world_size}, up to {left:.0f} s more")
+            say_waiting(missing, topology, left)
         patience = max(1.0, left)
 
 
@@ -113,7 +114,13 @@ def _are_there(store: Any, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def _missing(missing: Sequence[int], topology: Topology) -> str:
+def say_waiting(missing: Sequence[int], topology: Topology, seconds: float) -> None:
+    """Say once whom the others wait for, and for how many seconds more."""
+    say_once(f"waiting for {_ranks(missing)} of {topology.world_size}, up to {seconds:.0f} s more")
+
+
+def describe_missing(missing: Sequence[int], topology: Topology) -> str:
+    """Return what to tell the user of ranks that did not arrive in time."""
     where = f"{topology.master_addr}:{topology.master_port}"
     return (
         f"every rank must arrive at {where} within `timeout_minutes`, but {_ranks(missing)} of {topology.world_size} did "

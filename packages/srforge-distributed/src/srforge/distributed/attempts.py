@@ -12,37 +12,46 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
+from srforge.distributed.arrivals import FIRST_MESSAGE_SECONDS, describe_missing, say_waiting
+from srforge.distributed.errors import LaunchEnvironmentError
+from srforge.distributed.topology import Topology
+
 _POLL_SECONDS = 0.01
 
 
-def name_attempt(store: Any, rank: int, world_size: int, timeout_seconds: float) -> str:
+def name_attempt(store: Any, topology: Topology, timeout_seconds: float) -> str:
     """Return a name for this attempt: the same on every rank, and another one in every attempt.
 
     Args:
         store: Reached by every rank, perhaps full of keys of earlier attempts.
-        rank: Of this process.
-        world_size: Number of ranks.
+        topology: Place in the fleet.
         timeout_seconds: How long the others may take, > 0.
 
     Raises:
-        RuntimeError: Ranks did not arrive in time; names them on rank 0.
+        LaunchEnvironmentError: Ranks did not arrive in time; names them.
 
     Collective: every rank must call.
     """
+    rank = topology.rank
     if rank == 0:
-        return _welcome_all(store, world_size, timeout_seconds)
+        return _welcome_all(store, topology, timeout_seconds)
     number = secrets.token_hex(8)
     store.set(f"srforge/hello/{rank}", number)
     key = f"srforge/welcome/{rank}/{number}"
-    store.wait([key], timedelta(seconds=timeout_seconds))
+    try:
+        store.wait([key], timedelta(seconds=timeout_seconds))
+    except dist.DistStoreError as error:
+        raise LaunchEnvironmentError(describe_missing([0], topology)) from error
     name: str = store.get(key).decode()
     store.set(f"srforge/thanks/{name}/{rank}", "")
     return name
 
 
-def _welcome_all(store: Any, world_size: int, timeout_seconds: float) -> str:
-    name, missing = secrets.token_hex(8), set(range(1, world_size))
-    deadline = time.monotonic() + timeout_seconds
+def _welcome_all(store: Any, topology: Topology, timeout_seconds: float) -> str:
+    name, missing = secrets.token_hex(8), set(range(1, topology.world_size))
+    started, has_told = time.monotonic(), False
     while missing:
         for rank in sorted(missing):
             if store.check([f"srforge/thanks/{name}/{rank}"]):
@@ -50,7 +59,11 @@ def _welcome_all(store: Any, world_size: int, timeout_seconds: float) -> str:
             elif store.check([f"srforge/hello/{rank}"]):  # of a dead process, perhaps: the living one replaces it soon
                 number = store.get(f"srforge/hello/{rank}").decode()
                 store.set(f"srforge/welcome/{rank}/{number}", name)
-        if missing and time.monotonic() > deadline:
-            raise RuntimeError(f"ranks {sorted(missing)} did not arrive within {timeout_seconds:.0f} s")
+        waited = time.monotonic() - started
+        if missing and waited > timeout_seconds:
+            raise LaunchEnvironmentError(describe_missing(sorted(missing), topology))
+        if missing and waited > FIRST_MESSAGE_SECONDS and not has_told:
+            say_waiting(sorted(missing), topology, timeout_seconds - waited)
+            has_told = True
         time.sleep(_POLL_SECONDS if missing else 0)
     return name

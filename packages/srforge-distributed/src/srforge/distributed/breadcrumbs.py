@@ -23,6 +23,10 @@ _REPORTS_PER_SECOND = 64
 
 _FAREWELL_SECONDS = 1.0
 
+#: Reasons to end that may come from another rank's end.
+ORPHANED = "torchrun, which started it, is gone"
+CONSEQUENCES = ("received SIGTERM", "received SIGHUP", "received SIGINT", ORPHANED)
+
 _here: tuple[str, int | None, int | None] = ("start", None, None)
 _publisher: _Publisher | None = None
 
@@ -96,17 +100,19 @@ class _Publisher:
         with contextlib.suppress(RuntimeError):  # the store is gone: nobody is left to be told
             order = self.store.add("ends", 1) - 1
             self.store.set(f"{self.rank}/end", json.dumps([order, reason]))
+            if reason not in CONSEQUENCES and self.store.add("causes", 1) == 1:
+                self.store.set("cause", str(self.rank))
 
-    def read(self) -> list[tuple[int, str]]:
-        """Return (reports so far, place in words) of each rank."""
-        keys = [str(rank) for rank in range(self.world_size)]
-        found = []
-        for key in keys:
-            beat, phase, epoch, step = (
-                json.loads(self.store.get(key)) if self.store.check([key]) else (0, "start", None, None)
-            )
-            found.append((int(beat), _in_words(phase, epoch, step)))
-        return found
+    def read(self, rank: int) -> tuple[int, str]:
+        """Return (reports so far, place in words) of a rank."""
+        key = str(rank)
+        beat, phase, epoch, step = (
+            json.loads(self.store.get(key)) if self.store.check([key]) else (0, "start", None, None)
+        )
+        return int(beat), _in_words(phase, epoch, step)
+
+    def read_all(self) -> list[tuple[int, str]]:
+        return [self.read(rank) for rank in range(self.world_size)]
 
     def read_end(self, rank: int) -> tuple[int | None, str]:
         """Return (ranks that ended before, reason) of a rank that left word, else (None, "")."""
@@ -147,20 +153,22 @@ def stop_reporting() -> None:
 
 
 def first_to_end() -> Sighting | None:
-    """Return the rank that was the first to leave word of its end, or None: nobody has, or the store is gone."""
-    publisher, ended = _publisher, list[Sighting]()
+    """Return the first rank that left word of an end with a cause of its own, or None: nobody has, or the store is gone.
+
+    A rank that was told to end, or lost its launcher, may be a victim of another one that died without a word.
+    """
+    publisher, found = _publisher, list[Sighting]()
     if publisher is None:
         return None
 
     def look() -> None:
         with contextlib.suppress(RuntimeError):
-            for rank, (_, place) in enumerate(publisher.read()):
-                order, reason = publisher.read_end(rank)
-                if order is not None:
-                    ended.append(Sighting(rank, place, answers=False, order=order, reason=reason))
+            if publisher.store.check(["cause"]):
+                rank = int(publisher.store.get("cause"))
+                found.append(Sighting(rank, publisher.read(rank)[1], False, *publisher.read_end(rank)))
 
     run_bounded([look], _FAREWELL_SECONDS)
-    return min(list(ended), key=lambda each: each.order or 0, default=None)
+    return found[0] if found else None
 
 
 def look_at_fleet() -> list[Sighting] | None:
@@ -176,11 +184,11 @@ def look_at_fleet() -> list[Sighting] | None:
 
     def look() -> None:
         with contextlib.suppress(RuntimeError):
-            before = publisher.read()
+            before = publisher.read_all()
             time.sleep(2 * publisher.period)
             found = [
-                Sighting(rank, place, beat > old, *publisher.read_end(rank))
-                for rank, ((old, _), (beat, place)) in enumerate(zip(before, publisher.read(), strict=True))
+                Sighting(rank, place, beat > old or rank == publisher.rank, *publisher.read_end(rank))
+                for rank, ((old, _), (beat, place)) in enumerate(zip(before, publisher.read_all(), strict=True))
             ]
             sightings.extend(found)
 

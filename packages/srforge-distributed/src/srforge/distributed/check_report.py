@@ -30,7 +30,7 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
             found.append(f"the clock of rank {rank} ({ranks[rank]['host']}) is {skew:+.1f} s from rank 0's: use NTP")
     slowest, factor = slowest_rank(report)
     if factor > _SLOW_FACTOR:
-        found.append(f"rank {slowest} ({ranks[slowest]['host']}) takes {factor:.1f} times as long as the median rank")
+        found.append(f"rank {slowest} ({ranks[slowest]['host']}) takes {factor:.1f} times as long as the others")
     devices = Counter(row["device_uuid"] for row in ranks if row["device_uuid"])
     for uuid in [uuid for uuid, count in devices.items() if count > 1]:
         sharing = [str(row["rank"]) for row in ranks if row["device_uuid"] == uuid]
@@ -44,10 +44,11 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
 
 
 def slowest_rank(report: dict[str, Any]) -> tuple[int, float]:
-    """Return the rank whose device took longest for the same product, and how many medians that is."""
+    """Return the rank whose device took longest for the same product, and how many medians of the others that is."""
     times = report["matmul_milliseconds"]
     slowest = max(range(len(times)), key=times.__getitem__)
-    return slowest, times[slowest] / max(statistics.median(times), 1e-9)
+    others = [*times[:slowest], *times[slowest + 1 :]] or times
+    return slowest, times[slowest] / max(statistics.median(others), 1e-9)
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -66,7 +67,7 @@ def as_text(report: dict[str, Any]) -> str:
     ]
     lines.append(f"collectives    {', '.join(verdicts)}")
     slowest, factor = slowest_rank(report)
-    lines.append(f"slowest rank   {slowest}, {factor:.2f} times the median for the same product")
+    lines.append(f"slowest rank   {slowest}, {factor:.2f} times the others' median for the same product")
     if report["all_reduce"]:
         timings = [
             [_spelled(each["bytes"]), f"{1e3 * each['seconds']:.2f} ms", f"{each['gigabytes_per_second']:.3f} GB/s"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -31,22 +32,31 @@ def package_digests() -> dict[str, str]:
 
 def script_digests() -> dict[str, str]:
     """Return a digest of the running script, and of each module from its folder that has been imported so far."""
-    script = _file_of(sys.modules["__main__"])
-    if script is None:
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if not isinstance(main, str):
         return {"training script": "none"}
+    script = Path(main).resolve()
     found = {"training script": _digest(script.parent, [script])}
     for module in list(sys.modules.values()):
         path = _file_of(module)
-        if path is None or path == script or not path.is_relative_to(script.parent) or "site-packages" in path.parts:
+        if path is None or path == script or not path.is_relative_to(script.parent) or _is_installed(path):
             continue
         name = path.relative_to(script.parent).as_posix()
         found[f"code of {name}"] = _digest(script.parent, [path])
     return found
 
 
+def _is_installed(path: Path) -> bool:
+    """Whether a file belongs to Python or to a package that was installed, in an environment inside the script's folder."""
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return in_packages or path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
+
+
 def _file_of(module: object) -> Path | None:
-    path = getattr(module, "__file__", None)
-    return Path(path).resolve() if isinstance(path, str) and path.endswith(".py") else None
+    path = getattr(module, "__dict__", {}).get("__file__")  # asked itself, a lazy module would be loaded
+    if isinstance(path, str) and path.endswith(".py") and Path(path).is_absolute():
+        return Path(path).resolve()
+    return None
 
 
 def _digest(root: Path, paths: Iterable[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import re
@@ -22,6 +23,7 @@ from srforge.distributed.termination import (
     leave,
     leave_on_signals,
     print_bounded,
+    run_bounded,
     run_finishers,
 )
 from srforge.distributed.topology import Topology
@@ -54,8 +56,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
     for the root cause; finishers registered with ``on_exit`` get a bounded time, and the process ends without any
     clean-up that could wait for other ranks. ``SystemExit`` before the function returned is a failure even with code
     0, since the other ranks would wait. Ctrl-C, SIGTERM and SIGHUP leave at once, with 130, 143 and 129; a rank whose
-    torchrun was killed leaves within two seconds. After the normal end, the process group is closed when the
-    interpreter exits.
+    torchrun was killed leaves within two seconds and the time of its finishers. After the normal end, the process group
+    is closed when the interpreter exits.
 
     With one process, exceptions pass through after the finishers, and Ctrl-C ends with 130 and without a traceback.
     Errors of SR-Forge are one line, ``error: ...``, in both cases, unless ``SRFORGE_FULL_TRACEBACK=1``.
@@ -86,6 +88,8 @@ def rank_entrypoint(function: Callable[_P, _R]) -> Callable[_P, _R]:
                     _leave_fleet(error, tag)
                 _finish_alone(error)
                 raise
+            if several:
+                note_end("returned from main")
             run_finishers(0)
             # Not now: a sweep calls main again, and the group of a launch can be opened only once.
             atexit.register(get_active_strategy().teardown)
@@ -123,9 +127,18 @@ def _finish_alone(error: BaseException) -> None:
 
 def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
     """End this process so that the others notice: they may be waiting for it in a collective."""
-    exit_code = 1
     if isinstance(error, KeyboardInterrupt):
         leave(SIGINT_EXIT_CODE, 0.0)
+    exit_code, last_words = 1, ""
+    try:
+        exit_code, last_words = _tell(error, tag)
+    finally:  # whatever cannot be told, the others must not wait
+        leave(exit_code, DRAIN_SECONDS, last_words=last_words)
+
+
+def _tell(error: BaseException, tag: str) -> tuple[int, str]:
+    """Print and record what ended this rank; return its exit code and the line that is to stand last."""
+    exit_code = 1
     if isinstance(error, SystemExit):
         exit_code = _exit_code(error) or 1
         text = f"error: exited with {error.code!r} before the end of main, while the other ranks go on. Return instead."
@@ -141,7 +154,7 @@ def _leave_fleet(error: BaseException, tag: str) -> NoReturn:
         note_end(reason)
         _record(error, text)
         _print_tagged(text, tag)
-    leave(exit_code, DRAIN_SECONDS, last_words=tag + text.splitlines()[-1])
+    return exit_code, tag + text.splitlines()[-1]
 
 
 def _show_aftermath(text: str, tag: str) -> str:
@@ -159,7 +172,7 @@ def _show_aftermath(text: str, tag: str) -> str:
     time.sleep(max(0.0, started + AFTERMATH_SECONDS - time.monotonic()))
     more = [describe_fleet(sightings)]
     silent = [str(each.rank) for each in sightings or [] if not each.answers and each.order is None]
-    if silent and first is None:
+    if silent:
         ranks = f"Rank {silent[0]}" if len(silent) == 1 else f"Ranks {', '.join(silent)}"
         more.append(f"{ranks} died without a word, or the host is cut off: look at the log, and at the host's.")
     for line in filter(None, more):
@@ -208,9 +221,14 @@ def _describe(error: BaseException) -> str:
 
 
 def _print_tagged(text: str, tag: str) -> None:
-    sys.stdout.flush()
+    run_bounded([_flush_output], 1.0)
     # One write, so that the lines of two ranks do not mix.
     print_bounded("\n".join(tag + line for line in text.splitlines()))
+
+
+def _flush_output() -> None:
+    with contextlib.suppress(Exception):  # a closed pipe, or no standard output
+        sys.stdout.flush()
 
 
 def _record(error: BaseException, text: str) -> None:

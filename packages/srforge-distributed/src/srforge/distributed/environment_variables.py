@@ -98,7 +98,10 @@ def num_restarts() -> int:
 
 def job_name() -> str:
     """Return what names the job of this process to torchrun and SLURM: the same after a restart; empty outside both."""
-    return " ".join(filter(None, (os.environ.get(name) for name in (TORCHELASTIC_RUN_ID, SLURM_JOB_ID))))
+    run, job = os.environ.get(TORCHELASTIC_RUN_ID), os.environ.get(SLURM_JOB_ID)
+    if run == "none" and not job:  # so torchrun calls every job that was given no --rdzv-id
+        run = f"torchrun {os.getppid()}"
+    return " ".join(filter(None, (run, job)))
 
 
 #: Set to 1, errors of SR-Forge are shown with their traceback instead of as one line.

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srforge.distributed.breadcrumbs import ORPHANED
 from srforge.distributed.environment_variables import launched_by_torchrun
 from srforge.distributed.termination import SIGNAL_DRAIN_SECONDS, leave, print_bounded
 
@@ -55,7 +56,8 @@ def _watch(parent: int, over: threading.Event, tag: str, announce: Callable[[str
 
 def _leave(tag: str, announce: Callable[[str], None]) -> None:
     print_bounded(f"{tag}error: torchrun, which started this rank, is gone: leaving with {ORPHAN_EXIT_CODE}")
-    announce("torchrun, which started it, is gone")
+    with contextlib.suppress(Exception):
+        announce(ORPHANED)
     leave(ORPHAN_EXIT_CODE, SIGNAL_DRAIN_SECONDS)
 
 

@@ -132,7 +132,7 @@ def _open_store(topology: Topology, backend: str, timeout: timedelta) -> Any:
         # One store over all restarts: without this a key of an earlier attempt would be taken for one of this.
         # Rank 0 knows who is missing: the others give it time to say so first.
         patience = timeout.total_seconds() + (_PATIENCE_SECONDS if topology.rank > 0 else 0.0)
-        attempt = name_attempt(store, topology.rank, topology.world_size, patience)
+        attempt = name_attempt(store, topology, patience)
         return dist.PrefixStore(f"srforge/attempt-{attempt}", store)  # type: ignore[attr-defined]  # as above
     return store
 

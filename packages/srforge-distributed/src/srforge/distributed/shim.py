@@ -78,7 +78,7 @@ def _slurm(environ: Mapping[str, str]) -> Task:
     names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"]
     rank, size, local_rank = _values(environ, "SLURM", names)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    job = environ.get("SLURM_JOB_ID", "")
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
     return Task(
         "SLURM",
         rank,
@@ -86,8 +86,8 @@ def _slurm(environ: Mapping[str, str]) -> Task:
         local_rank,
         _tasks_of_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "")),
         address=first_host(hosts) if hosts else None,
-        # Jobs that share a host get different ports.
-        port=str(20000 + int(job) % 10000) if job.isdecimal() else None,
+        # Jobs that share a host get different ports, and so do steps of one job that run side by side.
+        port=str(20000 + (int(job) + 101 * int(step)) % 10000) if job.isdecimal() and step.isdecimal() else None,
     )
 
 

@@ -29,6 +29,7 @@ SIGINT_EXIT_CODE = 128 + signal.SIGINT
 SIGNAL_DRAIN_SECONDS = 3.0
 
 _finishers: list[Callable[[int], object]] = []
+_finishing = threading.Lock()  # held while a finisher runs at the normal end
 _leaving = threading.Lock()  # taken by the thread that ends the process, and never given back
 _watching = False
 
@@ -50,7 +51,8 @@ def on_exit(finisher: _Finisher) -> _Finisher:
 def run_finishers(exit_code: int) -> None:
     """Run the registered finishers in order and forget them; an error of one does not keep the others from running."""
     while _finishers:
-        _finish(_finishers.pop(0), exit_code)
+        with _finishing:
+            _finish(_finishers.pop(0), exit_code)
 
 
 def leave(exit_code: int, drain_seconds: float, *, last_words: str = "") -> NoReturn:
@@ -63,15 +65,17 @@ def leave(exit_code: int, drain_seconds: float, *, last_words: str = "") -> NoRe
         drain_seconds: Time for all finishers together.
         last_words: Printed to stderr once more after finishers that ran, so that the cause stands last.
     """
-    if _leaving.acquire(timeout=drain_seconds):  # else another thread is leaving and had the time for its finishers
-        finishers = [_bind(finisher, exit_code) for finisher in _finishers]
-        _finishers.clear()
-        run_bounded(finishers, drain_seconds)
-        if finishers and last_words:
-            print_bounded(last_words)
-    _kill_children()
-    run_bounded([sys.stdout.flush, sys.stderr.flush], 1.0)
-    os._exit(exit_code)
+    try:
+        if _leaving.acquire(timeout=drain_seconds):  # else another thread is leaving and had the time for its finishers
+            finishers = [_bind(finisher, exit_code) for finisher in _finishers]
+            _finishers.clear()
+            run_bounded([*finishers, _wait_for_finisher], drain_seconds)
+            if finishers and last_words:
+                print_bounded(last_words)
+        _kill_children()
+        run_bounded([sys.stdout.flush, sys.stderr.flush], 1.0)
+    finally:  # no thread can be started any more, or there is no standard output: the process ends all the same
+        os._exit(exit_code)
 
 
 def print_bounded(text: str) -> None:
@@ -107,16 +111,17 @@ def leave_on_signals(tag: str, *, interrupt_too: bool, announce: Callable[[str],
     threading.Thread(
         target=_watch, args=(reader, exit_codes, tag, announce), name="srforge-signals", daemon=True
     ).start()
-    previous_handlers = {number: signal.signal(number, _wait_for_the_watcher) for number in exit_codes}
+    # In this order no signal is lost in between.
     previous_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    previous_handlers = {number: signal.signal(number, _wait_for_the_watcher) for number in exit_codes}
     _set_watching(True)
     try:
         yield
     finally:
         _set_watching(False)
-        signal.set_wakeup_fd(previous_descriptor)
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_descriptor)
         writer.close()  # ends the thread
 
 
@@ -126,8 +131,9 @@ def _watch(reader: socket.socket, exit_codes: dict[int, int], tag: str, announce
             for number in numbers:
                 if number in exit_codes:
                     name = signal.Signals(number).name
-                    print_bounded(f"{tag}received {name}: leaving with {exit_codes[number]}")
-                    announce(f"received {name}")
+                    with contextlib.suppress(Exception):
+                        print_bounded(f"{tag}received {name}: leaving with {exit_codes[number]}")
+                        announce(f"received {name}")
                     leave(exit_codes[number], SIGNAL_DRAIN_SECONDS)
 
 
@@ -154,6 +160,11 @@ def _restore_signals_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_restore_signals_in_child)
+
+
+def _wait_for_finisher() -> None:
+    with _finishing:
+        pass
 
 
 def _bind(finisher: Callable[[int], object], exit_code: int) -> Callable[[], object]:
