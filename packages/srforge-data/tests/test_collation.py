@@ -41,7 +41,7 @@ def test_samples_that_fit_are_collated_as_torch_does_it():
     [
         (
             [{"lr": IMAGE, "hr": {"B2": torch.zeros(1, 2)}}, {"lr": IMAGE, "hr": {"B2": torch.zeros(1, 3)}}],
-            r"sample\['hr'\]\['B2'\] must have one shape .* \(1, 2\), \(1, 3\)\. .*training\.validation_batch_size=1",
+            r"sample\['hr'\]\['B2'\] must have one shape .* \(1, 2\), \(1, 3\)\. .*a batch size of 1",
         ),
         ([torch.zeros(n) for n in range(1, 8)], r"sample must have one shape .* and 3 more"),
         ([(IMAGE, None), (IMAGE, None)], r"sample\[1\] must hold something in every sample"),
@@ -96,3 +96,6 @@ def test_numbers_and_floats_of_mixed_types_are_still_torchs_business():
     assert collate_samples([half, single]).dtype == torch.float32
     assert collate_samples([{"label": torch.tensor(1)}, {"label": torch.tensor(0.5)}])["label"].tolist() == [1.0, 0.5]
     assert collate_samples([(1, "a"), (2.0, "b")])[1] == ("a", "b")
+    labels, mask = torch.ones(4, 4, dtype=torch.int32), torch.ones(4, 4, dtype=torch.bool)
+    assert collate_samples([labels, labels.long()]).dtype == torch.int64
+    assert collate_samples([mask, labels]).dtype == torch.int32

@@ -58,12 +58,12 @@ def test_what_is_no_file_of_that_format_is_named(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("head", "match"),
     [
-        (b"RIFF\x10\0\0\0WEBPVP8 ", r"holds a WebP file, which is not read: convert it"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", r"holds a WebP file, which is not read. Convert it"),
         (b"\0\0\0\x20ftypavif\0\0\0\0", r"holds an AVIF, HEIC or video file"),
         (b"GIF89a" + bytes(20), r"holds a GIF file"),
         (b"BM" + bytes(20), r"holds a BMP file"),
-        (b"PK\x03\x04" + bytes(20), r"holds a ZIP archive \(as .npz is one\): unpack it"),
-        (b"version https://git-lfs.github.com/spec/v1\n", r"holds a Git LFS pointer, .*: run `git lfs pull`"),
+        (b"PK\x03\x04" + bytes(20), r"holds a ZIP archive \(as .npz is one\)\. Unpack it"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"holds a Git LFS pointer, .*\. Run `git lfs pull`"),
         (b"RIFF\x10\0\0\0WAVEfmt ", r"holds something that is no image"),
     ],
 )

@@ -76,7 +76,7 @@ def read_epochs(loader, epochs):
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_resumed_epochs_have_the_order_and_augmentation_of_uninterrupted_ones(workers):
-    """B13: 12 items, two ranks, saved after epoch 0."""
+    """12 items, two ranks, saved after epoch 0."""
     for rank in (0, 1):
         whole = read_epochs(make_loader(Items(12), 2, rank, 2, **workers), range(3))
         resumed = read_epochs(make_loader(Items(12), 2, rank, 2, **workers), range(1, 3))
@@ -85,7 +85,7 @@ def test_resumed_epochs_have_the_order_and_augmentation_of_uninterrupted_ones(wo
 
 
 def test_broken_epoch_is_replayed_whole_and_the_stream_goes_on():
-    """B14: 20 items, killed at batch 3 of epoch 1, resumed to epoch 3."""
+    """20 items, killed at batch 3 of epoch 1, resumed to epoch 3."""
     whole = read_epochs(make_loader(Items(20), 4), range(4))
     killed = make_loader(Items(20), 4)
     stream = read_epochs(killed, [0])
@@ -98,7 +98,7 @@ def test_broken_epoch_is_replayed_whole_and_the_stream_goes_on():
 
 
 def test_every_item_comes_once_in_a_replayed_epoch():
-    """B15: 64 items, broken off at sample 20."""
+    """64 items, broken off at sample 20."""
     broken = make_loader(Items(64), 4, num_workers=2)
     begin_epoch(0, 11, broken)
     batches = iter(broken)
@@ -110,7 +110,7 @@ def test_every_item_comes_once_in_a_replayed_epoch():
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_resume_reads_no_sample_of_the_past(workers):
-    """B17: 1,000 steps, resumed at step 900, an epoch's start."""
+    """1,000 steps, resumed at step 900, an epoch's start."""
     dataset = Items(100)
     (last,) = read_epochs(make_loader(dataset, 1, **workers), [9])
     assert len(last) == 100
@@ -119,14 +119,14 @@ def test_resume_reads_no_sample_of_the_past(workers):
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_set_epoch_reaches_the_process_that_makes_the_samples(workers):
-    """B19: living workers never saw the parent's attribute."""
+    """living workers never saw the parent's attribute."""
     loader = make_loader(Patches(), 4, shuffle=False, **workers)
     assert [epoch.unique().tolist() for epoch in read_epochs(loader, range(3))] == [[16], [32], [48]]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_no_two_samples_of_a_run_draw_the_same_and_a_rerun_draws_them_again(workers):
-    """B21, B22, B23: all draws over 3 epochs, 2 ranks and 2 workers, from python, numpy and torch."""
+    """all draws over 3 epochs, 2 ranks and 2 workers, from python, numpy and torch."""
     runs = []
     for _ in range(2):
         draws = [read_epochs(make_loader(Items(12), 2, rank, 2, **workers), range(3)) for rank in (0, 1)]

@@ -3,6 +3,7 @@
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from toys import Lines, loader_of, make_model, make_runner, make_trainer, squared
@@ -68,13 +69,13 @@ def test_a_cut_last_epoch_is_said_though_the_epochs_are_over(tmp_path, capsys):
 def test_a_stream_that_max_steps_ends_is_said_too(capsys):
     batches = [{"lr": torch.ones(4, 3).double(), "hr": torch.ones(4, 1).double()}] * 3
     make_trainer(validate=False, options=TrainerOptions(max_steps=2)).train(1, batches)
-    assert "epochs; epoch 0 took 2 of its steps." in capsys.readouterr().err
+    assert "epochs; epoch 0 took 2 steps, and may have had more." in capsys.readouterr().err
 
 
 def test_a_loader_that_can_be_run_through_only_once_is_an_error_and_not_an_epoch_of_nothing():
     batches = ({"lr": torch.ones(4, 3).double(), "hr": torch.ones(4, 1).double()} for _ in range(3))
     trainer = make_trainer(validate=False)
-    with pytest.raises(ConfigurationError, match="must yield a batch in every epoch, but has none left"):
+    with pytest.raises(ConfigurationError, match="must yield a batch in every epoch, but has none"):
         trainer.train(2, batches)
     assert (trainer.epoch, trainer.training_runner.global_step) == (1, 3)
 
@@ -119,7 +120,7 @@ def test_another_monitor_looks_for_its_best_anew(tmp_path, capsys):
     second = TrainerOptions(monitor="training/num_samples", mode="min", patience=2)  # always 12, above any l2
     trainer = make_trainer(checkpoints=CheckpointStore(tmp_path), options=second)
     trainer.resume()
-    assert "The best value was one of ['validation/l2', 'min']: it is looked for anew." in capsys.readouterr().err
+    assert "The best epoch by validation/l2 (min) is forgotten: another metric is followed." in capsys.readouterr().err
     result = trainer.train(9, *loaders())
     assert (result.best_value, result.best_epoch, result.epochs) == (12.0, 2, 5)
 
@@ -199,7 +200,9 @@ def test_what_is_no_checkpoint_to_resume_is_named(tmp_path, source, found):
 @pytest.mark.parametrize(
     ("monitor", "message"),
     [
-        ("l2", "must begin with training/ or validation/, but is 'l2'. Write validation/l2"),
+        ("l2", "must be training/<name> or validation/<name>, but is 'l2'. Write validation/l2"),
+        ("validation", "must be training/<name> or validation/<name>, but is 'validation'"),
+        ("training/", "must be training/<name> or validation/<name>, but is 'training/'"),
         ("training/l3", "must be a metric of training, but is 'training/l3'. There are training/l2, .*training/loss"),
         ("validation/l3", "must be a metric of validation, but is 'validation/l3'. There are validation/l2"),
     ],
@@ -214,6 +217,26 @@ def test_a_monitor_that_nothing_reports_ends_the_launch_and_not_the_first_epoch(
 def test_validation_data_without_a_sample_are_refused():
     with pytest.raises(ConfigurationError, match="validation data must have at least one sample, but is empty"):
         make_trainer().train(1, loader_of(Lines(8)), loader_of(Lines(0), training=False))
+
+
+def test_validation_data_of_unknown_length_in_an_order_of_its_own_are_measured():
+    class Unsized(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            return Lines(8)[index]
+
+    order = torch.utils.data.DataLoader(Unsized(), batch_size=4, sampler=[0, 3, 5], generator=torch.Generator())
+    assert "l2" in make_trainer().train(1, loader_of(Lines(8)), order).metrics["validation"]
+
+
+def test_a_stop_file_is_removed_also_where_the_launch_ends_for_another_reason(tmp_path):
+    stop = tmp_path / "stop"
+    stop.touch()
+    assert make_trainer(options=TrainerOptions(stop_file=stop)).train(1, *loaders()).stop_reason == "epochs"
+    assert not stop.exists()
+
+
+def test_epochs_may_be_counted_with_numpy():
+    assert make_trainer().train(np.int64(2), *loaders()).epochs == 2
 
 
 def test_a_process_without_a_console_trains(monkeypatch):

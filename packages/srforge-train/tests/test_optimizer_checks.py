@@ -32,6 +32,22 @@ def test_a_loss_with_weights_of_its_own_is_for_one_rank_only():
         refuse_unfit_optimizers(model, {"model": optimizer}, RunnerOptions())
 
 
+def test_an_optimizer_that_a_hook_will_fill_is_taken():
+    model, _ = setup_device(make_model(), "cpu")
+    optimizer = sgd(list(model.parameters())[:1])
+    optimizer.param_groups[0]["params"].clear()
+    TrainingRunner(model, optimizer, Objective({"l2": squared}))
+
+
+def test_a_scheduler_that_does_not_tell_its_optimizer_is_taken():
+    class Plain:
+        def step(self):
+            pass
+
+    model, _ = setup_device(make_model(), "cpu")
+    TrainingRunner(model, sgd(model.parameters()), Objective({"l2": squared}), schedule=Schedule(Plain(), "step"))
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused():
     with pytest.raises(ConfigurationError, match="must step without a closure, but LBFGS"):
         make_runner(optimizer=torch.optim.LBFGS)

@@ -92,11 +92,14 @@ def test_what_cannot_work_is_refused(make, message):
         make()
 
 
-def test_a_chained_scheduler_steps_each_of_its_own():
+def test_a_chained_scheduler_steps_each_of_its_own(monkeypatch):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, factor) for factor in (0.5, 0.1)]
     schedule = Schedule(torch.optim.lr_scheduler.ChainedScheduler(parts, optimizer), "step")
-    for _ in range(2):
-        optimizer.step()
-        schedule.after_step()
+    optimizer.step()
+    schedule.after_step()
+    # Filters of warnings are for the first step alone: they belong to the process, and cost time.
+    monkeypatch.delattr("warnings.catch_warnings")
+    optimizer.step()
+    schedule.after_step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05**2)

@@ -8,7 +8,9 @@ from torch.utils.data import default_collate
 from srforge.distributed.errors import ConfigurationError
 
 _SHOWN = 4
-_ONE_AT_A_TIME = "load one sample at a time (batch_size=1; for validation training.validation_batch_size=1)"
+_ONE_AT_A_TIME = "load one sample at a time (a batch size of 1, for validation perhaps)"
+# Images of these types are divided by their type's largest value, on the device.
+_RESCALED = ("uint8", "uint16")
 
 
 def collate_samples(samples: list[Any]) -> Any:
@@ -42,7 +44,7 @@ def _mixed_ranges(values: Sequence[Any], path: str) -> Iterator[str]:
             yield from _mixed_ranges(parts, f"{path}[{position}]")
     elif getattr(first, "ndim", 0) >= 2:
         dtypes = dict.fromkeys(value.dtype for value in values)
-        if len(dtypes) > 1 and not all("float" in str(dtype) for dtype in dtypes):
+        if len(dtypes) > 1 and any(str(dtype).removeprefix("torch.") in _RESCALED for dtype in dtypes):
             shown = ", ".join(map(str, dtypes))
             yield f"{path} must have one dtype in a batch, but has {shown}. Convert the data set once."
 
@@ -78,7 +80,10 @@ def _misfits(values: Sequence[Any], path: str) -> Iterator[str]:
 def _misfits_of_mappings(values: Sequence[Mapping[Any, Any]], path: str) -> Iterator[str]:
     keys = [set(value) for value in values]
     if uneven := sorted(map(str, set.union(*keys) - set.intersection(*keys))):
-        yield f"{path} must have the same keys in all samples of a batch, but only some have {', '.join(uneven)}."
+        yield (
+            f"{path} must have the same keys in all samples of a batch, but only some have {', '.join(uneven)}. Give every "
+            "sample the same."
+        )
         return
     for key in values[0]:
         yield from _misfits([value[key] for value in values], f"{path}[{key!r}]")

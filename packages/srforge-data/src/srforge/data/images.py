@@ -31,10 +31,10 @@ __all__ = ["MAX_PIXELS", "MAX_VALUES", "AlphaRule", "ImageReadError", "read_imag
 
 # What is often found under an image's suffix.
 _FOREIGN = (
-    (b"GIF8", "a GIF file, which is not read: convert it"),
-    (b"BM", "a BMP file, which is not read: convert it"),
-    (b"PK\x03\x04", "a ZIP archive (as .npz is one): unpack it"),
-    (b"version https://", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
+    (b"GIF8", "a GIF file, which is not read. Convert it"),
+    (b"BM", "a BMP file, which is not read. Convert it"),
+    (b"PK\x03\x04", "a ZIP archive (as .npz is one). Unpack it"),
+    (b"version https://", "a Git LFS pointer, not the file itself. Run `git lfs pull`"),
 )
 
 AlphaRule = Literal["drop", "keep", "error"]
@@ -103,8 +103,8 @@ def _read_stored(path: Path) -> StoredImage:
             )
         found = next((name for signature, name in _SIGNATURES if head.startswith(signature)), None)
         if found != expected:
-            holds = _foreign_kind(head) if found is None else f"a {found} file"
-            raise UnreadableContentError(f"must hold what its suffix says, but holds {holds}. Replace or rename it.")
+            holds = _foreign_kind(head) if found is None else f"a {found} file. Rename it"
+            raise UnreadableContentError(f"must hold what its suffix says, but holds {holds}.")
         if found == "TIFF":
             return image_tiff.read_tiff(path)
         if found == "NPY":
@@ -116,10 +116,10 @@ def _read_stored(path: Path) -> StoredImage:
 def _foreign_kind(head: bytes) -> str:
     """Name a file that no reader takes, with what to do about it where renaming is no cure."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "a WebP file, which is not read: convert it"
+        return "a WebP file, which is not read. Convert it"
     if head[4:8] == b"ftyp":
-        return "an AVIF, HEIC or video file, which is not read: convert it"
-    return next((kind for start, kind in _FOREIGN if head.startswith(start)), "something that is no image")
+        return "an AVIF, HEIC or video file, which is not read. Convert it"
+    return next((kind for start, kind in _FOREIGN if head.startswith(start)), "something that is no image. Replace it")
 
 
 def _select_channels(stored: StoredImage, alpha: AlphaRule, channels: int | None) -> ImageArray:

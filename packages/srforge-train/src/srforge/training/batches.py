@@ -67,8 +67,9 @@ def micro_batches(
         num_windows += micro.ends_window
     if num_windows == 0 and max_windows != 0:
         raise ConfigurationError(
-            "The training loader must yield a batch in every epoch, but has none left: a generator or an iterator can be "
-            "run through only once. Give a list, a DataLoader, or an object whose __iter__ begins anew."
+            "The training loader must yield a batch in every epoch, but has none: a rank's share of a stream is empty, or "
+            "a generator or an iterator was given, which can be run through only once. Give more shards than ranks and "
+            "workers, and a list, a DataLoader, or an object whose __iter__ begins anew."
         )
 
 
@@ -111,9 +112,9 @@ def inputs_of(batch: Any, keys: Sequence[Any]) -> list[Any]:
     except (KeyError, IndexError, TypeError) as error:
         found = f"has {sorted(map(str, batch))}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
         raise ConfigurationError(
-            f"`inputs` must name entries of the batch, but are {tuple(keys)}, and the batch {found}. Set "
-            "RunnerOptions(inputs=...) or AdversarialTerm(real=...), return mappings from the data set, or override "
-            "`forward_batch`."
+            f"`inputs` (of an adversarial term: `real`) must name entries of the batch, but is {tuple(keys)}, and the batch "
+            f"{found}. Set RunnerOptions(inputs=...) or AdversarialTerm(real=...), return mappings from the data set, or "
+            "override `forward_batch`."
         ) from error
 
 

@@ -112,8 +112,9 @@ def write_temporary(path: Path, write: Callable[[Sink], object]) -> DigestingSin
             os.fsync(file.fileno())
     except BaseException as error:
         remove_quietly(temporary)
-        if isinstance(error.__context__, KeyboardInterrupt):  # the serializer failed to close a file it had left
-            raise error.__context__ from None
+        interrupt = error.__context__  # the serializer failed to close a file that it had left
+        if isinstance(interrupt, KeyboardInterrupt) and not isinstance(error, OSError):
+            raise interrupt from None
         raise
     return sink
 

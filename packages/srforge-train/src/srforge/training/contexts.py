@@ -111,7 +111,8 @@ class RunContext:
         stop_reason: Why training ends here; None while it goes on.
         learning_rates: Learning rate of each parameter group, as the next step will use it.
         seconds: Wall-clock time of the epoch, validation included, on this rank.
-        training_seconds: Of it, what was spent on training.
+        training_seconds: Of it, what was spent on training. On a GPU work may still be queued at its end, unless
+            `non_finite` is ``raise``, as it is by default.
         num_samples: Real samples that the fleet trained on in the epoch; 0 where unknown.
         resumed_from: Epoch of the checkpoint that this launch continues; None for a fresh run.
     """

@@ -41,8 +41,8 @@ class ImageLogger(Hook):
         self._last: int | None = None  # the epoch that was drawn last
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch that was drawn last."""
-        return {"last": self._last}
+        """Return the epoch that was drawn last; nothing while the interval is one epoch, which needs no memory."""
+        return {} if self._every == 1 else {"last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""

@@ -36,7 +36,7 @@ def refuse_unfit_optimizers(
     for name, optimizer in optimizers.items():
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         strange = [parameter for parameter in held if id(parameter) not in own]
-        if len(strange) == len(held) or (strange and not is_alone):
+        if strange and (len(strange) == len(held) or not is_alone):
             raise ConfigurationError(
                 f"The optimizer {name!r} must have parameters of the model that setup_device returned, but {len(strange)} "
                 f"of its {len(held)} are not: they would {'not be trained' if is_alone else 'differ between ranks'}. "
@@ -49,7 +49,7 @@ def refuse_unfit_optimizers(
                 "several times a step, which hooks and accumulation do not allow. Choose another one."
             )
         scheduler = getattr((schedules or {}).get(name), "scheduler", None)
-        if scheduler is not None and scheduler.optimizer is not optimizer:
+        if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise ConfigurationError(
                 f"The schedule of {name!r} must be of its optimizer, but its scheduler was built from another one, whose "
                 "learning rates it would change. Build it from the optimizer that is given here."

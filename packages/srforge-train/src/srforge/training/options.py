@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ def require_count(name: str, value: Any) -> None:
     Raises:
         ConfigurationError: ``value`` is something else.
     """
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ConfigurationError(f"`{name}` must be a whole number above 0, but is {value!r}.")
-    require_positive(name, value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise ConfigurationError(f"`{name}` must be a whole number above 0, but is {value!r}. Give one, such as 1.")
+    require_positive(name, None if value is None else int(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class RunnerOptions:
             plan brings its own number.
         max_norm: Clip the gradient's 2-norm to this value before each optimizer step; None: do not clip. With several
             optimizers each is clipped on its own; ``{name: value}`` gives them values of their own.
-        non_finite: What to do about a gradient with NaN or inf: ``raise``, ``skip`` the step, or ``ignore`` it.
+        non_finite: What to do about a gradient with NaN or inf: ``raise``, ``skip`` the step, or ``ignore`` it. With fp16
+            the scaler skips such steps; ``raise`` then ends a run whose scale has vanished.
         inputs: Keys of the batch that are given to the model's forward, in order.
 
     Raises:

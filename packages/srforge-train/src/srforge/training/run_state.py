@@ -104,8 +104,8 @@ def _migrate(state: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def _refuse_other_model(saved: Mapping[str, Any], current: Mapping[str, Any], source: str) -> None:
-    kinds = {name: _kind(value) for name, value in current.items()}
-    found = {name: _kind(value) for name, value in saved.items()}
+    kinds = {name: _kind(name, value) for name, value in current.items()}
+    found = {name: _kind(name, value) for name, value in saved.items()}
     if found == kinds:
         return
     missing = sorted(kinds.keys() - found.keys())
@@ -117,9 +117,9 @@ def _refuse_other_model(saved: Mapping[str, Any], current: Mapping[str, Any], so
     )
 
 
-def _kind(value: Any) -> Any:
+def _kind(name: str, value: Any) -> Any:
     """Return what must agree of an entry of the model's state; a module's extra state is its own business."""
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else "extra state"
+    return "extra state" if name.endswith("_extra_state") else (tuple(value.shape), value.dtype)
 
 
 def _refuse_other_optimizers(state: Mapping[str, Any], runner: Runner, source: str) -> None:

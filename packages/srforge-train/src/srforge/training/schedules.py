@@ -40,14 +40,16 @@ class Schedule:
         self.scheduler = scheduler
         self.interval = interval
         self.monitor = monitor
+        self._has_stepped = False
 
     def after_step(self) -> None:
         """Step the scheduler if it counts optimizer steps."""
         if self.scheduler is None or self.interval != "step":
             return
-        if getattr(self.scheduler, "last_epoch", 0) > 0:  # a chained one has none
+        if self._has_stepped:
             self.scheduler.step()
             return
+        self._has_stepped = True
         with warnings.catch_warnings():
             # A gradient scaler or `non_finite` may have left the first step out: it counts all the same.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,12 +117,13 @@ def describe_cut(epoch: int, num_steps: int, limit: int | None, plan: Any) -> st
     total = getattr(plan, "num_steps", None)
     if limit is None or num_steps < limit or num_steps == total:
         return ""
-    return f"epoch {epoch} took {num_steps} of its {'steps' if total is None else f'{total} steps'}"
+    whole = "steps, and may have had more" if total is None else f"of its {total} steps"
+    return f"epoch {epoch} took {num_steps} {whole}"
 
 
-def remove_stop_file(options: TrainerOptions, reason: str | None) -> None:
-    """Remove the file that ended a launch, so that the next one goes on; rank 0 does it."""
-    if reason != "stop_file" or options.stop_file is None or not get_active_strategy().is_main:
+def remove_stop_file(options: TrainerOptions) -> None:
+    """Remove the file that ends a launch at the end of one, so that the next goes on; rank 0 does it."""
+    if options.stop_file is None or not get_active_strategy().is_main:
         return
     try:
         options.stop_file.unlink(missing_ok=True)
@@ -144,17 +145,17 @@ def refuse_unmeasured(
     Raises:
         ConfigurationError: A metric is followed that nothing reports, or validation has no sample.
     """
-    dataset: Any = getattr(val_loader, "dataset", None)
-    if validator is not None and isinstance(dataset, Sized) and len(dataset) == 0:
+    if validator is not None and _is_empty(val_loader):
         raise ConfigurationError(
             "The validation data must have at least one sample, but is empty. Look at its folder, or leave validation out."
         )
     followed = [monitor, *(schedule.monitor for schedule in runner.schedules.values())]
     for name in filter(None, followed):
-        section = name.partition("/")[0]
-        if section not in ("training", "validation"):
+        section, _, term = name.partition("/")
+        if section not in ("training", "validation") or not term:
             raise ConfigurationError(
-                f"`monitor` must begin with training/ or validation/, but is {name!r}. Write validation/{name}, perhaps."
+                f"`monitor` must be training/<name> or validation/<name>, but is {name!r}. Write validation/"
+                f"{term or name}, perhaps."
             )
         if section == "validation" and validator is None:
             raise ConfigurationError(
@@ -162,17 +163,23 @@ def refuse_unmeasured(
                 "a metric of training, or none."
             )
         known = _known_names(runner if section == "training" else validator)
-        if known and name.split("/")[1] not in known:
+        if known and term.split("/")[0] not in known:
             terms = ", ".join(f"{section}/{term}" for term in known if term != "skipped_samples")
             raise ConfigurationError(f"`monitor` must be a metric of {section}, but is {name!r}. There are {terms}.")
 
 
 def _known_names(runner: Any) -> list[str]:
     """Return what a loop reports; nothing where that is not known before: a hook or a loop of the user's own may add."""
-    if runner.hooks.has_handlers("on_post_forward"):
+    own_loop = type(runner).run_epoch not in (ValidationRunner.run_epoch, TrainingRunner.run_epoch)
+    if own_loop or runner.hooks.has_handlers("on_post_forward"):
         return []
     if type(runner).run_epoch is ValidationRunner.run_epoch:
         return [*runner.metrics.terms, "skipped_samples"]
-    if type(runner).run_epoch is TrainingRunner.run_epoch:
-        return [*runner.objective.terms, *(runner.metrics.terms if runner.metrics else ()), *sorted(OWN_NAMES)]
-    return []
+    return [*runner.objective.terms, *(runner.metrics.terms if runner.metrics else ()), *sorted(OWN_NAMES)]
+
+
+def _is_empty(loader: Any) -> bool:
+    try:
+        return len(loader.dataset) == 0
+    except (AttributeError, TypeError):  # an order of the user's own needs no length, nor does a stream
+        return False

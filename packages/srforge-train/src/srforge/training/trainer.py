@@ -91,7 +91,7 @@ class Trainer:
 
         Raises:
             UnpreparedModelError: A distributed strategy is active and did not prepare the model.
-            ConfigurationError: ``epochs`` is not above 0, or a validation metric is to be followed without validation.
+            ConfigurationError: ``epochs`` is no whole number above 0, or what is to be validated or followed is not there.
 
         Collective: every rank must call.
         """
@@ -136,7 +136,7 @@ class Trainer:
         except KeyboardInterrupt:
             self._say(f"Stopped in epoch {epoch}; the same command replays that epoch from its beginning.")
             raise
-        remove_stop_file(self.options, self.stop_reason)
+        remove_stop_file(self.options)
         if self._why() != "epochs":
             self._say(f"Training ends after {self.epoch} of {epochs} epochs: {self._why()}.")
         self._fire("on_training_finished", self._context(epochs, self.epoch - 1), "after training")
@@ -171,8 +171,8 @@ class Trainer:
             self._say(f"Resuming from {name}: {self.epoch} epochs are finished.")
             if kept:
                 self._say(f"{name} brings settings of its own, which are kept: {kept}.")
-            if state.get("monitored", self._monitored()) != self._monitored():
-                self._say(f"The best value was one of {state['monitored']}: it is looked for anew.")
+            if (before := state.get("monitored", self._monitored())) != self._monitored():
+                self._say(f"The best epoch by {before[0]} ({before[1]}) is forgotten: another metric is followed.")
                 self.standing = Standing()
         if left := settle_branch(self.checkpoints, source, state):
             self._say(f"Removed {', '.join(left)}: training goes back to the beginning of epoch {self.epoch}.")
@@ -211,9 +211,10 @@ class Trainer:
         return "; ".join(filter(None, (self.stop_reason or "epochs", self.cut)))
 
     def _measure_baseline(self, val_loader: Any) -> None:
-        if self.validation_runner is not None and val_loader is not None and self.validation_runner.baseline:
-            sums = self.validation_runner.run_baseline(val_loader)
-            self.baseline = get_active_strategy().reduce_metrics({"baseline": sums})["baseline"]
+        runner = self.validation_runner
+        if runner is not None and val_loader is not None and runner.baseline is not None:
+            sums = {"baseline": runner.run_baseline(val_loader)}
+            self.baseline = get_active_strategy().reduce_metrics(sums)["baseline"]
 
     def _validate(self, val_loader: Any, epoch: int, epochs: int) -> dict[str, Any]:
         is_due = (epoch + 1) % self.options.validate_every == 0 or epoch == epochs - 1 or self._steps_left() == 0
