@@ -47,7 +47,9 @@ def unit(session: nox.Session) -> None:
 @nox.session(python=False)
 def ddp_gloo(session: nox.Session) -> None:
     """Run the multi-process tests over gloo, on the CPU; arguments go to pytest."""
-    _pytest(session, "-n", "2", "tests-integration", *session.posargs)
+    # More at once than two cores are for: many tests wait until a time is up. Each starts several processes.
+    at_once = max(3, (os.cpu_count() or 1) // 2)
+    _pytest(session, "-n", str(at_once), "tests-integration", *session.posargs)
 
 
 @nox.session(python=False)
