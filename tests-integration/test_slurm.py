@@ -24,7 +24,7 @@ PROGRAMS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 SHIM_JOB, TORCHRUN_JOB = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 #: So many that a job is in one of them when something happens to it, and that the next launch gets through.
 EPOCHS = 40
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # a requeued job waits for minutes
 
 
 @pytest.fixture(scope="module")
