@@ -133,6 +133,14 @@ def test_lost_peer_is_told_apart_from_the_cause(capfd):
     assert "[rank 2] Another rank ended first: its own log tells the cause." in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("rank_2_of_3", "left")
+def test_connection_that_torchrun_closed_by_its_death_is_no_other_rank_s_end(capfd, monkeypatch):
+    monkeypatch.setattr(entrypoint, "is_orphan", lambda: True)
+    with pytest.raises(Left):
+        raising(RuntimeError(LOST_PEER))()
+    assert "ended first" not in capfd.readouterr().err
+
+
 @pytest.fixture
 def fleet_of_3(monkeypatch):
     """Three ranks that report to one store, of which this process is the last; quick."""

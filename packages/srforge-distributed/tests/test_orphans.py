@@ -6,7 +6,7 @@ import time
 import pytest
 
 from srforge.distributed import orphans, termination
-from srforge.distributed.orphans import _is_foster_parent, leave_with_launcher
+from srforge.distributed.orphans import _is_foster_parent, is_orphan, leave_with_launcher
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes of these tests are forked"),
@@ -70,6 +70,15 @@ def test_rank_of_a_living_launcher_is_left_alone(monkeypatch):
     monkeypatch.setattr(orphans, "_POLL_SECONDS", 0.01)
     with leave_with_launcher("", print):
         time.sleep(0.1)
+        assert not is_orphan()
+    assert not is_orphan()
+
+
+def test_orphan_is_known_by_its_parent_s_id(monkeypatch):
+    monkeypatch.setattr(orphans, "_launcher", os.getppid())
+    assert not is_orphan()
+    monkeypatch.setattr(orphans, "_launcher", -1)
+    assert is_orphan()
 
 
 @pytest.mark.parametrize(

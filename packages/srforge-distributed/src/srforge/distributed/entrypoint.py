@@ -17,7 +17,7 @@ from srforge.distributed.active import get_active_strategy
 from srforge.distributed.breadcrumbs import describe_fleet, first_to_end, look_at_fleet, note_end
 from srforge.distributed.environment_variables import error_file, full_traceback
 from srforge.distributed.errors import ConfigurationError, LaunchEnvironmentError, SRForgeError
-from srforge.distributed.orphans import leave_with_launcher
+from srforge.distributed.orphans import is_orphan, leave_with_launcher
 from srforge.distributed.termination import (
     SIGINT_EXIT_CODE,
     leave,
@@ -38,6 +38,8 @@ _R = TypeVar("_R")
 DRAIN_SECONDS = 10.0
 #: Seconds that a rank which only lost its peer waits, so that the launcher sees the peer's failure first.
 AFTERMATH_SECONDS = 2.0
+# A process that is killed closes its connections a moment before its children get another parent.
+_REPARENTING_SECONDS = 0.1
 
 # What torch says when the process at the other end of a connection is gone (gloo, NCCL, store).
 _LOST_PEER = re.compile(
@@ -160,6 +162,10 @@ def _tell(error: BaseException, tag: str) -> tuple[int, str]:
 def _show_aftermath(text: str, tag: str) -> str:
     """Print an error that says no more than that another process is gone; return it with what is known of that one."""
     started = time.monotonic()
+    time.sleep(_REPARENTING_SECONDS)
+    if is_orphan():  # the connection that broke was torchrun's
+        time.sleep(AFTERMATH_SECONDS)
+        return text
     first = first_to_end()
     if first is None:
         text += "\nAnother rank ended first: its own log tells the cause."

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ORPHAN_EXIT_CODE = 1
 _POLL_SECONDS = 1.0
 
+_launcher: int | None = None
+
 
 @contextlib.contextmanager
 def leave_with_launcher(tag: str, announce: Callable[[str], None]) -> Iterator[None]:
@@ -37,7 +39,9 @@ def leave_with_launcher(tag: str, announce: Callable[[str], None]) -> Iterator[N
     if not launched_by_torchrun() or os.name != "posix":
         yield
         return
-    parent, over = os.getppid(), threading.Event()
+    global _launcher  # noqa: PLW0603 - the process has one
+    parent = _launcher = os.getppid()
+    over = threading.Event()
     if _is_foster_parent(parent):
         _leave(tag, announce)
     watcher = threading.Thread(target=_watch, args=(parent, over, tag, announce), name="srforge-launcher", daemon=True)
@@ -46,6 +50,12 @@ def leave_with_launcher(tag: str, announce: Callable[[str], None]) -> Iterator[N
         yield
     finally:
         over.set()
+        _launcher = None
+
+
+def is_orphan() -> bool:
+    """Return whether the torchrun that started this process is gone; ``leave_with_launcher`` says so, and leaves, soon."""
+    return _launcher is not None and os.getppid() != _launcher
 
 
 def _watch(parent: int, over: threading.Event, tag: str, announce: Callable[[str], None]) -> None:
