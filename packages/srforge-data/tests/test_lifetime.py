@@ -92,6 +92,29 @@ def test_fork_server_ends_when_the_last_writer_of_its_pipe_is_gone():
 
 
 @linux_only
+def test_fork_server_outlives_sigterm_and_its_children_do_not():
+    """Else a rank would take its workers for dead when the server is told to end, and leave a stopped one behind."""
+    read_end, write_end = os.pipe()
+    told, tell = os.pipe()
+    server = os.fork()
+    if server == 0:
+        os.close(write_end)
+        guard_fork_server(["-c", f"from multiprocessing.forkserver import main; main(5, {read_end}, [], **{{}})"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(4)
+        os.write(tell, str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        time.sleep(30)
+        os._exit(4)
+    os.close(read_end)
+    assert int(os.read(told, 10)) == -signal.SIGTERM
+    os.close(write_end)
+    assert os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]) in (-signal.SIGIO, 1)
+
+
+@linux_only
 def test_a_parent_that_is_gone_already_ends_the_process_at_once():
     read_end, write_end = os.pipe()
     pid = os.fork()

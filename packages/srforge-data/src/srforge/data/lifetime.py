@@ -8,6 +8,7 @@ imports it before torch.
 import os
 import re
 import select
+import signal
 import sys
 import threading
 from multiprocessing import current_process, parent_process
@@ -42,10 +43,13 @@ def end_with_parent(*, by_signal: bool = sys.platform == "linux") -> None:
 
 
 def guard_fork_server(command_line: list[str] | None = None) -> bool:
-    """In a fork server, end it with its rank from now on; anywhere else, do nothing.
+    """In a fork server, end it with its rank from now on, and not before; anywhere else, do nothing.
 
     The server watches its rank by itself once it serves, but for the seconds in which it imports the preloaded
     modules nobody would.
+
+    A launcher sends SIGTERM to a rank's whole process group. A server that ended by it would leave the rank in the belief
+    that its workers are dead: one that cannot obey SIGTERM, as it is stopped, would be left behind.
 
     Args:
         command_line: Of this process; for tests.
@@ -62,7 +66,14 @@ def guard_fork_server(command_line: list[str] | None = None) -> bool:
     if found is None or is_worker:
         return False
     _end_on_eof(int(found.group(2)))
+    # Blocked, not ignored: what is sent to a child that has just been forked waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.register_at_fork(after_in_child=_unblock_sigterm)
     return True
+
+
+def _unblock_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _end_on_eof(pipe: int) -> None:
