@@ -40,3 +40,15 @@ def test_a_job_keeps_its_name_and_counts_its_restarts(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert (job_name(), num_restarts()) == ("run 17", 3)
+
+
+def test_jobs_without_an_id_are_told_apart_by_their_torchrun_but_not_across_requeues(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    names = set()
+    for launcher in (100, 200, 100):
+        monkeypatch.setattr("os.getppid", lambda launcher=launcher: launcher)
+        names.add(job_name())
+    assert len(names) == 2
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert job_name() == "none 17"

@@ -120,3 +120,12 @@ def test_shim_refuses_no_command_and_one_that_is_not_there(monkeypatch):
     monkeypatch.setattr(shim, "whole_environment", lambda: {**MPICH, "MASTER_ADDR": "n0"})
     with pytest.raises(LaunchEnvironmentError, match=r"`/nowhere/python` must be a program.*No such file"):
         shim.run_under_torch_variables(["/nowhere/python"])
+
+
+def test_jobs_and_steps_of_a_job_that_share_a_host_have_ports_of_their_own():
+    places = [(job, step) for job in ("1234567", "1234568") for step in ("0", "1", "2")]
+    ports = {
+        torch_variables({**SLURM, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})["MASTER_PORT"] for job, step in places
+    }
+    assert len(ports) == len(places)
+    assert all(20000 <= int(port) < 30000 for port in ports)

@@ -97,6 +97,7 @@ class _Publisher:
         self._thread.join(1.0)
 
     def say_why(self, reason: str) -> None:
+        """Store why this rank ends; the first reason that is no consequence of another end is marked as the cause."""
         with contextlib.suppress(RuntimeError):  # the store is gone: nobody is left to be told
             order = self.store.add("ends", 1) - 1
             self.store.set(f"{self.rank}/end", json.dumps([order, reason]))
@@ -112,6 +113,7 @@ class _Publisher:
         return int(beat), _in_words(phase, epoch, step)
 
     def read_all(self) -> list[tuple[int, str]]:
+        """Return what ``read`` does, of every rank."""
         return [self.read(rank) for rank in range(self.world_size)]
 
     def read_end(self, rank: int) -> tuple[int | None, str]:
